@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* baton: embed the engine.
+ *
+ * Three objects. A *model* is a checkpoint, opened once and immutable; it may be opened before a
+ * fork and then serves both processes from one copy. An *engine* runs it on one device in one role;
+ * it owns threads, lanes and the KV pool. A *request* is one timeline of tokens that its owner pulls.
+ *
+ *     baton_model_open(&mo, &model, &e);
+ *     baton_engine_open(model, &eo, &engine, &e);           // role BATON_BOTH: native
+ *     baton_submit(engine, &ro, &request, &e);
+ *     while (baton_next(request, &token, -1, &e) == 1) use(token.id);
+ *     baton_request_close(request); baton_engine_close(engine); baton_model_close(model);
+ *
+ * Two roles in two processes: connect them by a stream socket, open one engine as BATON_PRODUCER and
+ * one as BATON_CONSUMER with `peer_fd`, and submit the same request (same `request_id`, same ids) to
+ * both. The producer's request yields no tokens: baton_next returns 0 when the consumer has
+ * acknowledged the cache. Sampling happens at the consumer alone.
+ *
+ * Every options struct starts with struct_size = sizeof it and is otherwise zero by default.
+ * Functions return 0 or a negative enum baton_code, and fill `e` (may be NULL). Requests of one
+ * engine may be pulled from different threads, one thread at a time each. The library never exits
+ * and writes nothing to stdout.
+ */
+#ifndef BATON_BATON_H
+#define BATON_BATON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <baton/error.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct baton_model;
+struct baton_engine;
+struct baton_request;
+
+/* ---- model -------------------------------------------------------------------------------- */
+
+struct baton_model_options {
+    size_t struct_size;
+    const char *path; /* Hugging Face folder or shape:NAME[:SEED] */
+    const char *pin;  /* "sha256:HEX" that the files must have, or NULL */
+    uint32_t threads; /* for hashing and binding; 0 = one a core */
+    void (*progress)(void *ctx, const char *what, uint64_t done, uint64_t all); /* may be NULL */
+    void *ctx;
+};
+int baton_model_open(const struct baton_model_options *o, struct baton_model **out,
+                     struct baton_error *e);
+/* Closes what was opened in this process; engines that use it must be closed before. NULL is fine. */
+void baton_model_close(struct baton_model *m);
+/* Bring the weights into the order of a device (as named on the command line) now, so that engines
+ * opened later, after a fork too, share the one copy. Starts no thread that outlives the call. */
+int baton_model_prepare(struct baton_model *m, const char *device, struct baton_error *e);
+
+uint32_t baton_model_vocab(const struct baton_model *m);
+uint32_t baton_model_layers(const struct baton_model *m);
+const char *baton_model_arch(const struct baton_model *m);
+/* Text to ids; `chat` wraps it as one user turn in the model's own chat format (and then adds no
+ * further special tokens), else the post-processor's special tokens are added. *ids: free(). */
+int baton_tokenize(const struct baton_model *m, const char *text, size_t n, bool chat,
+                   int32_t **ids, size_t *n_ids, struct baton_error *e);
+/* Ids to text, special tokens left out. *text: free(). */
+int baton_detokenize(const struct baton_model *m, const int32_t *ids, size_t n_ids, char **text,
+                     struct baton_error *e);
+
+/* ---- engine ------------------------------------------------------------------------------- */
+
+enum baton_role { BATON_BOTH = 0, BATON_PRODUCER = 1, BATON_CONSUMER = 2 };
+enum baton_mode { BATON_NATIVE = 0, BATON_WHOLE = 1, BATON_STREAM = 2 };
+
+struct baton_engine_options {
+    size_t struct_size;
+    enum baton_role role;
+    const char *device; /* NULL = "cpu" */
+    uint32_t lanes;     /* 0 = 1; at most 8 */
+    uint32_t ctx;       /* positions a request may have; 0 = what the model says, at most 8192 */
+    uint32_t threads;   /* compute workers; 0 = one a core */
+    uint32_t chunk;     /* prefill rows a submission; 0 = the device's choice */
+    int peer_fd;        /* connected stream socket to the other role; owned by the engine from a
+                           successful open on. Ignored for BATON_BOTH */
+    bool no_digest;     /* skip slot digests; the record then says "off" */
+};
+int baton_engine_open(struct baton_model *m, const struct baton_engine_options *o,
+                      struct baton_engine **out, struct baton_error *e);
+/* Cancels what still runs, waits for the threads, gives everything back. NULL is fine. */
+void baton_engine_close(struct baton_engine *en);
+
+/* ---- requests ----------------------------------------------------------------------------- */
+
+enum baton_finish {
+    BATON_RUNNING = 0,
+    BATON_STOP = 1,      /* an end token */
+    BATON_LENGTH = 2,    /* max_tokens or the context is full */
+    BATON_CANCELLED = 3, /* baton_cancel */
+    BATON_FAILED = 4,    /* baton_next returned an error */
+};
+
+struct baton_request_options {
+    size_t struct_size;
+    const int32_t *ids; /* [n_ids] the prompt; copied */
+    size_t n_ids;
+    uint64_t request_id; /* pairs the two roles; 0 is a valid id */
+    enum baton_mode mode; /* producer: WHOLE or STREAM. Elsewhere ignored */
+    uint32_t max_tokens; /* 0 = until the context is full */
+    uint32_t min_tokens; /* end tokens are not chosen before */
+    bool ignore_eos;
+    float temperature; /* 0 = greedy */
+    uint32_t top_k;    /* 0 = off */
+    float top_p;       /* 0 or 1 = off */
+    float min_p;       /* 0 = off */
+    uint64_t seed;
+    const int32_t *force; /* [n_force] teacher forcing: token i is force[i] whatever was chosen */
+    size_t n_force;       /* then max_tokens = n_force and end tokens do not stop */
+    bool want_logits;     /* each token carries its row of logits */
+    const char *kv_save;  /* consumer or both: write the cache as it stands after prefill (import),
+                             before the first step, to this safetensors file */
+};
+
+struct baton_token {
+    int32_t id;          /* the token (the forced one where forced) */
+    int32_t argmax;      /* what greedy would have taken */
+    uint32_t index;      /* 0 for the first generated token */
+    float margin;        /* largest minus second largest logit */
+    const float *logits; /* [vocab] where want_logits, valid until the next call; else NULL */
+    uint64_t time_ns;    /* CLOCK_MONOTONIC when it was chosen */
+};
+
+int baton_submit(struct baton_engine *en, const struct baton_request_options *o,
+                 struct baton_request **out, struct baton_error *e);
+/* Pull the next token: 1 = *out is one, 0 = the request is over (see baton_stats.finish), negative =
+ * it failed. Waits at most timeout_ns (negative: for ever); BATON_ERR_TIMEOUT changes nothing. */
+int baton_next(struct baton_request *r, struct baton_token *out, int64_t timeout_ns,
+               struct baton_error *e);
+/* Ask it to stop, here and at the peer, within one step; any thread, async-signal-safe. */
+void baton_cancel(struct baton_request *r);
+/* Cancels if needed, and frees. NULL is fine. */
+void baton_request_close(struct baton_request *r);
+
+/* Timings of one request, ns, from acceptance by submit(); what did not happen is 0. */
+struct baton_stats {
+    size_t struct_size;
+    enum baton_finish finish;
+    uint32_t prompt_tokens, output_tokens;
+    uint64_t prefill_ns;     /* compute of the prefill (as the producer reports it in COMMIT) */
+    uint64_t transfer_ns;    /* first LAYER sent to last byte landed */
+    uint64_t exposed_ns;     /* last byte landed minus end of the last prefill compute */
+    uint64_t import_ns;      /* conversion into pages, after the last byte */
+    uint64_t verify_ns;      /* digests and position proofs, after the last byte */
+    uint64_t ttft_ns;        /* accepted to first token that could be sent */
+    uint64_t first_step_ns;  /* token 1 to token 2 */
+    uint64_t decode_ns;      /* token 1 to the last */
+    uint64_t itl_p50_ns, itl_p99_ns;
+    uint32_t layers, slots, pieces; /* of the handoff; 0 where native */
+    uint64_t bytes;
+    int32_t global_first, global_last; /* positions that the slots hold; -1 = no such layers */
+    int32_t local_first, local_last;
+    char digest[65];  /* SHA-256 over all slot digests, hex; "off"; "" where native */
+    char verdict[32]; /* "verified", "off", "failed: ...", "" where native */
+    uint64_t kv_bytes, weights_bytes;
+    uint32_t steps_by_lanes[9]; /* decode steps of this request by active lanes */
+};
+int baton_request_stats(struct baton_request *r, struct baton_stats *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* device: what runs programs. The registry, opening a device by name, weights, programs.
+ *
+ * A device is named as on the command line: `cpu`, `cpu:ref`, then optional `,key=value` pairs
+ * (cpu: `isa=scalar|avx2|avx512bf16`, which only removes features; `kv-dtype=bf16|f32`). Life:
+ *
+ *     device_open -> device_weight_bind (each tensor) -> device_program_open ->
+ *     device_submit / device_wait ... -> device_program_close -> device_weight_close -> device_close
+ *
+ * Devices, weights and programs are opened and closed from one thread; device_start is called in
+ * the process that will compute, after any fork (it starts the worker threads).
+ */
+#ifndef DEVICE_DEVICE_H
+#define DEVICE_DEVICE_H
+
+#include <baton/device.h>
+
+#include "device/verbs.h"
+
+struct device;
+struct device_program;
+
+/* Called once for each device this build knows. `why_absent` is NULL where it can be opened. */
+typedef void (*device_list_fn)(void *ctx, const struct baton_caps *caps, const char *why_absent);
+void device_list(device_list_fn fn, void *ctx);
+
+/* Open by name. No threads yet. Unknown name or key: BATON_ERR_USAGE that lists what exists;
+ * an absent instruction set or card: BATON_ERR_DEVICE that says why. */
+int device_open(const char *name, struct device **out, struct baton_error *e);
+void device_close(struct device *d); /* NULL and half-built are fine */
+const struct baton_caps *device_caps(const struct device *d);
+
+/* Start n_threads workers (0 = one a core that this process may use). */
+int device_start(struct device *d, unsigned n_threads, struct baton_error *e);
+
+enum device_weight_kind {
+    DEVICE_MATRIX = 1, /* [m, k], right operand of linear and logits */
+    DEVICE_VECTOR = 2, /* [n], norms and biases */
+    DEVICE_TABLE = 4,  /* [vocab, k], read by embed; may be combined with DEVICE_MATRIX (tied) */
+};
+/* Bring a tensor (f32, f16 or bf16) into the device's order. The source may be dropped
+ * afterwards. Non-finite values are not looked for. */
+int device_weight_bind(struct device *d, const struct baton_tensor *t, unsigned kind,
+                       struct device_weight **out, struct baton_error *e);
+void device_weight_close(struct device *d, struct device_weight *w); /* NULL is fine */
+/* Bytes that the weight keeps in the device's own order. */
+uint64_t device_weight_bytes(const struct device_weight *w);
+
+/* A program from its in-process form. `graph` is copied; what it points to outlives the program. */
+int device_program_open(struct device *d, const struct device_graph *graph,
+                        struct device_program **out, struct baton_error *e);
+void device_program_close(struct device_program *p); /* NULL is fine */
+
+/* Run a batch. A synchronous device has finished when submit returns; wait then returns at once.
+ * At most caps.max_rows rows and caps.max_lanes spans; a span's view must have blocks for all its
+ * rows' positions. */
+int device_submit(struct device_program *p, const struct baton_batch *b, uint64_t *id,
+                  struct baton_error *e);
+int device_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns,
+                struct baton_error *e);
+
+#endif

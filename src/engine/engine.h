@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine: sessions, lanes, the scheduler, and the public API (api.c implements baton/baton.h).
+ *
+ * Per engine two threads. The *engine thread* owns sessions, lanes, the page pool and the device,
+ * without locks: it takes commands from a bounded queue, runs one prefill chunk or one decode step
+ * over all active lanes at a time, and hands tokens to requests. The *I/O thread* (producer and
+ * consumer roles) owns the handoff connection; it touches only pages that the engine thread lent it
+ * and tells it by message when it is done. Callers' threads own nothing but their request handles.
+ *
+ * What other rooms may use beyond baton/baton.h stands below.
+ */
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include <baton/baton.h>
+
+#include "device/device.h"
+#include "kv/kv.h"
+#include "model/model.h"
+
+struct model_tokenizer;
+struct model_chat;
+
+/* The parts of an opened model. Tokenizer and chat are opened on first use and may be absent. */
+const struct model *engine_model(const struct baton_model *m);
+int engine_tokenizer(const struct baton_model *m, const struct model_tokenizer **out,
+                     struct baton_error *e);
+int engine_chat(const struct baton_model *m, const struct model_chat **out,
+                struct baton_error *e);
+
+/* Blocks in use in the engine's pool: 0 when no request is open. Any thread. */
+uint32_t engine_blocks_used(const struct baton_engine *en);
+uint64_t engine_kv_bytes(const struct baton_engine *en);
+
+/* The geometry of a model's cache on a device. */
+void engine_geometry(const struct model_config *c, uint32_t kv_dtype, struct kv_geometry *out);
+
+#endif

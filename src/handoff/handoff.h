@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* handoff: the protocol that moves a KV cache from a producer to a consumer (docs/wire.md).
+ *
+ * A connection (struct handoff_conn) speaks over one transport and carries any number of requests.
+ * It has no thread: its owner, the I/O thread, waits for handoff_conn_poll's descriptors and calls
+ * handoff_conn_step, which reads, writes, verifies, lands payload in the consumer's pages and calls
+ * back. Per request:
+ *
+ *     producer: offer -> (on_reserve) -> layer ... commit -> (on_ack)
+ *     consumer: (on_offer) -> reserve -> pieces land, digests and positions verified -> (on_commit)
+ *
+ * A request ends exactly once on each end, by ack, refuse, nack, abort or death; on_end tells, and
+ * views given to reserve or layer are not touched after it. Every frame is bounded before it is
+ * believed; anything that does not fit the protocol ends the connection with a named error.
+ * BATON_ERR_PEER after silence of `dead_ns`.
+ */
+#ifndef HANDOFF_HANDOFF_H
+#define HANDOFF_HANDOFF_H
+
+#include <baton/device.h>
+
+#include "kv/kv.h"
+
+struct pollfd;
+struct transport;
+struct handoff_conn;
+
+#define HANDOFF_MAX_IDS (1u << 20)
+
+/* Identity, each part compared by name; all zero = not known, which equals nothing but itself. */
+struct handoff_identity {
+    uint8_t arch[32], weights[32], numerics[32], tokenizer[32];
+};
+
+/* What a producer offers. Arrays are copied by handoff_offer and, in on_offer, live until return. */
+struct handoff_offer {
+    uint64_t request;
+    struct handoff_identity identity;
+    struct kv_geometry geometry; /* dtype: of the producer's pages, which is the wire's */
+    const int32_t *ids;          /* [n_ids] the whole prompt */
+    uint32_t n_ids;
+    uint32_t max_new;   /* most tokens to come */
+    bool stream;        /* layers travel while later ones are computed */
+    bool digest;        /* slot digests follow in COMMIT */
+};
+
+/* What the producer says at the end. */
+struct handoff_commit {
+    int32_t argmax; /* of the last prompt position */
+    float margin;
+    const float *logits; /* [vocab] where RESERVE asked for it, else NULL */
+    uint32_t vocab;
+    uint64_t prefill_ns;     /* compute time */
+    uint64_t compute_end_ns; /* CLOCK_MONOTONIC at the end of the last compute; same host only */
+};
+
+/* What the consumer knows after it verified everything. */
+struct handoff_result {
+    struct handoff_commit commit; /* logits owned by the connection, valid during the callback */
+    uint32_t slots, pieces;
+    uint64_t bytes;
+    uint64_t first_byte_ns, last_byte_ns; /* CLOCK_MONOTONIC of LAYER frames as they arrived */
+    uint64_t import_ns, verify_ns;        /* after the last byte */
+    uint8_t digest[32];                   /* SHA-256 over all slot digests, zero where off */
+    bool digested;
+};
+
+struct handoff_callbacks {
+    /* consumer */
+    void (*on_offer)(void *ctx, const struct handoff_offer *o);
+    void (*on_commit)(void *ctx, uint64_t request, const struct handoff_result *result);
+    /* producer: pages are reserved, [0, held) need not be sent, the logits row is (not) wanted */
+    void (*on_reserve)(void *ctx, uint64_t request, uint32_t held, bool wants_logits);
+    /* both: the request is over on this end. code 0 = acknowledged. */
+    void (*on_end)(void *ctx, uint64_t request, const struct baton_error *why);
+    void *ctx;
+};
+
+struct handoff_options {
+    bool producer;
+    uint64_t heartbeat_ns; /* 0 = 1 s */
+    uint64_t dead_ns;      /* 0 = 10 s */
+};
+
+/* Takes the transport over (closed with the connection). HELLO is exchanged by the first steps. */
+int handoff_conn_open(struct transport *t, const struct handoff_options *o,
+                      const struct handoff_callbacks *cb, struct handoff_conn **out,
+                      struct baton_error *e);
+/* Ends every request (on_end, BATON_ERR_CANCELLED) after trying to tell the peer; NULL is fine. */
+void handoff_conn_close(struct handoff_conn *c);
+/* At most 2 descriptors; *timeout_ns: when step must be called at the latest. Returns how many. */
+int handoff_conn_poll(struct handoff_conn *c, struct pollfd *fds, uint64_t *timeout_ns);
+/* Do what can be done now. A negative code: the connection is dead (all requests were ended). */
+int handoff_conn_step(struct handoff_conn *c, struct baton_error *e);
+/* true while frames wait to be written. */
+bool handoff_conn_busy(const struct handoff_conn *c);
+
+/* ---- producer ----------------------------------------------------------------------------- */
+
+int handoff_offer(struct handoff_conn *c, const struct handoff_offer *o, struct baton_error *e);
+/* Queue positions [first, first+n) of K and V of one layer. The view's blocks must stay untouched
+ * until on_end. Splits into pieces of about 1 MiB; digests as it sends. A request's pieces of one
+ * layer come in ascending order of positions, each position of the slot exactly once. */
+int handoff_layer(struct handoff_conn *c, uint64_t request, uint32_t layer,
+                  const struct baton_kv_view *view, uint32_t first, uint32_t n,
+                  struct baton_error *e);
+int handoff_commit(struct handoff_conn *c, uint64_t request, const struct handoff_commit *commit,
+                   struct baton_error *e);
+
+/* ---- consumer ----------------------------------------------------------------------------- */
+
+/* Answer an offer: views [n_layers] of the pages lent to it. */
+int handoff_reserve(struct handoff_conn *c, uint64_t request, const struct baton_kv_view *views,
+                    uint32_t held, bool wants_logits, struct baton_error *e);
+int handoff_refuse(struct handoff_conn *c, uint64_t request, const struct baton_error *why,
+                   struct baton_error *e);
+
+/* ---- both --------------------------------------------------------------------------------- */
+
+/* End a request from this side; on_end follows at once. Unknown requests are ignored. */
+void handoff_abort(struct handoff_conn *c, uint64_t request, const struct baton_error *why);
+
+#endif

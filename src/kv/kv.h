@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv: the cache. Page pool, sequences, layouts and their conversion, digests, files.
+ *
+ * Entries are addressed by (layer, K|V, absolute position). Layers fall into two groups, global
+ * and local; a block is one page of 64 positions for *all* layers of its group, counted and with a
+ * generation that rises whenever it is given out. A sequence has one block table per group. Block i
+ * of a table holds the positions [64 i, 64 i + 64) of the sequence: a slot never implies another
+ * position. Blocks of the local group that lie wholly out of the window are given back.
+ *
+ * Threads: pool and sequences belong to the engine thread. Another thread may read or write pages
+ * of a sequence (through views) only while the engine keeps it open and does not append there.
+ */
+#ifndef KV_KV_H
+#define KV_KV_H
+
+#include <baton/device.h>
+
+#define KV_BLOCK 64u /* positions a page; also a digest leaf and an attention tile */
+#define KV_MAX_LAYERS 512u
+
+/* What a model's cache looks like; filled from the model's configuration by the engine. */
+struct kv_geometry {
+    uint32_t n_layers, kv_heads, head_dim;
+    uint32_t dtype;               /* enum baton_dtype of the pages */
+    uint32_t window;              /* of local layers; 0 = the model has none */
+    uint8_t local[KV_MAX_LAYERS]; /* [n_layers] 1 = local */
+};
+
+/* Bytes of one block of each group; local 0 where the model has no local layers. */
+void kv_geometry_bytes(const struct kv_geometry *g, uint64_t *global_block, uint64_t *local_block);
+
+/* First position that a local layer retains after n tokens: max(0, n - window + 1). 0 for global. */
+uint32_t kv_retained_first(const struct kv_geometry *g, uint32_t layer, uint32_t n_tokens);
+
+/* ---- pool --------------------------------------------------------------------------------- */
+
+struct kv_pool;
+/* Room for `n_tokens` positions in global layers and, for each of `n_seqs` sequences, a window plus
+ * `chunk` rows in local ones. Host memory. Asking for more than there is: BATON_ERR_NOMEM that
+ * names the bytes asked for and available. */
+int kv_pool_open(struct kv_pool **out, const struct kv_geometry *g, uint32_t n_tokens,
+                 uint32_t n_seqs, uint32_t chunk, struct baton_error *e);
+void kv_pool_close(struct kv_pool *p); /* NULL is fine; logs an error when blocks are still out */
+const struct kv_geometry *kv_pool_geometry(const struct kv_pool *p);
+uint64_t kv_pool_bytes(const struct kv_pool *p);
+/* Blocks in use, both groups: 0 when no sequence is open. */
+uint32_t kv_pool_used(const struct kv_pool *p);
+uint32_t kv_pool_capacity(const struct kv_pool *p);
+/* Fill every free block with 0xFF bytes (NaN): a test's poison. */
+void kv_pool_poison(struct kv_pool *p);
+
+/* ---- sequences ---------------------------------------------------------------------------- */
+
+struct kv_seq;
+int kv_seq_open(struct kv_pool *p, struct kv_seq **out, struct baton_error *e);
+void kv_seq_close(struct kv_seq *s); /* NULL is fine; gives every block back */
+/* Make room so that positions [length, length + n_rows) can be appended; local blocks out of every
+ * window from position `length` on are given back first. BATON_ERR_BUSY where the pool is out
+ * of blocks; the sequence is then unchanged. */
+int kv_seq_reserve(struct kv_seq *s, uint32_t n_rows, struct baton_error *e);
+/* For an import: room for [first, length) as each kind of layer retains it; sets the length.
+ * `chunk` more rows follow through kv_seq_reserve as usual. */
+int kv_seq_reserve_import(struct kv_seq *s, uint32_t length, struct baton_error *e);
+/* n_rows positions were appended to every layer. */
+void kv_seq_advance(struct kv_seq *s, uint32_t n_rows);
+uint32_t kv_seq_length(const struct kv_seq *s);
+/* Views of all layers, [n_layers]; valid until the next call that changes the sequence. */
+const struct baton_kv_view *kv_seq_views(struct kv_seq *s);
+/* Generation of the block that holds `position` in `layer`; 0 where none. */
+uint32_t kv_seq_generation(const struct kv_seq *s, uint32_t layer, uint32_t position);
+
+/* ---- layouts ------------------------------------------------------------------------------ */
+
+enum kv_which { KV_K = 0, KV_V = 1 };
+
+/* The dense wire form of one slot piece: [kv_heads, n, head_dim] row-major, K and V apart. It is
+ * the canonical order of digests; conversion between layouts goes position by position through the
+ * strides of both. */
+size_t kv_piece_bytes(uint32_t dtype, uint32_t kv_heads, uint32_t head_dim, uint32_t n);
+
+/* Check a layout record that came from outside: every field in range, strides that do not
+ * overlap, sizes that do not overflow. */
+int kv_layout_check(const struct baton_kv_layout *l, struct baton_error *e);
+
+/* Copy positions [first, first+n) of K or V from one view to another, converting layout and dtype.
+ * Both views must hold (or have room for) those positions. Rounds to nearest even. */
+int kv_copy(const struct baton_kv_view *dst, const struct baton_kv_view *src, enum kv_which which,
+            uint32_t first, uint32_t n, struct baton_error *e);
+/* A view over a dense piece [kv_heads, n, head_dim] that holds [first, first+n) (layout filled in
+ * *layout, a whole-sequence block). Positions keep their absolute numbers. */
+struct baton_kv_view kv_dense_view(struct baton_kv_layout *layout, uint32_t dtype,
+                                   uint32_t kv_heads, uint32_t head_dim, void *k, void *v,
+                                   uint32_t first, uint32_t n);
+
+/* ---- digests ------------------------------------------------------------------------------ */
+
+/* A slot digest under way. Leaves are XXH3-128 over up to 64 positions aligned to absolute
+ * multiples of 64, elements in the order head, position, dim, seeded with (layer, K|V, leaf's first
+ * position, n); the slot is SHA-256 over the leaf table, dtype, first position and count. Pieces may
+ * come in any order as long as each leaf comes whole (a leaf is cut only at the slot's ends). */
+struct kv_digest;
+int kv_digest_open(struct kv_digest **out, uint32_t layer, enum kv_which which, uint32_t dtype,
+                   uint32_t kv_heads, uint32_t head_dim, uint32_t first, uint32_t n,
+                   struct baton_error *e);
+void kv_digest_close(struct kv_digest *d); /* NULL is fine */
+/* Digest positions [first, first+n) as they lie in a view (its dtype must be the digest's). */
+int kv_digest_update(struct kv_digest *d, const struct baton_kv_view *v, uint32_t first,
+                     uint32_t n, struct baton_error *e);
+/* BATON_ERR_INTEGRITY when a leaf is missing. */
+int kv_digest_final(const struct kv_digest *d, uint8_t out[32], struct baton_error *e);
+
+/* ---- files -------------------------------------------------------------------------------- */
+
+/* Save all slots of a sequence as a safetensors file: tensors "k.<layer>" and "v.<layer>",
+ * [kv_heads, positions, head_dim], and I32 "positions.<layer>" [positions]; metadata strings given by
+ * the caller (pairs key, value, ..., NULL; may be NULL). What a layer retains after
+ * kv_seq_length() tokens is saved, not what its pages happen to hold. Written atomically. */
+int kv_save(struct kv_seq *s, const char *path, const char *const *metadata,
+            struct baton_error *e);
+
+#endif

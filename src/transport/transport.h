@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transport: moves bytes between two ends and knows no model.
+ *
+ * A transport is one end of a connected, ordered, reliable, full-duplex byte stream. Nothing here
+ * blocks besides connect: send and recv move what can be moved now, and transport_poll says what to
+ * wait for. The end of the stream, in any form, is BATON_ERR_PEER; after it the object only closes.
+ * One thread at a time.
+ */
+#ifndef TRANSPORT_TRANSPORT_H
+#define TRANSPORT_TRANSPORT_H
+
+#include <baton/device.h>
+
+struct iovec;
+struct pollfd;
+struct transport;
+
+/* Two ends in one process: the reference, and what tests use. `capacity` bytes each way. */
+int transport_inproc_pair(size_t capacity, struct transport **a, struct transport **b,
+                          struct baton_error *e);
+/* Wrap a connected stream socket (Unix or TCP); owns fd on success. */
+int transport_fd_open(int fd, struct transport **out, struct baton_error *e);
+/* A connected pair of Unix sockets as plain descriptors (close-on-exec), to be kept across fork. */
+int transport_socketpair(int fds[2], struct baton_error *e);
+
+/* "HOST:PORT" (TCP, IPv6 in brackets) or "unix:PATH". Listening on port 0 picks one. */
+struct transport_listener;
+int transport_listen(const char *address, struct transport_listener **out, struct baton_error *e);
+void transport_listener_close(struct transport_listener *l); /* NULL is fine; unlinks its path */
+int transport_listener_fd(const struct transport_listener *l);
+/* The address with the port that was bound. */
+const char *transport_listener_address(const struct transport_listener *l);
+/* BATON_ERR_BUSY when nobody waits. */
+int transport_accept(struct transport_listener *l, struct transport **out, struct baton_error *e);
+int transport_connect(const char *address, uint64_t timeout_ns, struct transport **out,
+                      struct baton_error *e);
+
+void transport_close(struct transport *t); /* NULL is fine */
+/* Move what can be moved now; *moved may be 0. */
+int transport_send(struct transport *t, const struct iovec *iov, int n_iov, size_t *moved,
+                   struct baton_error *e);
+int transport_recv(struct transport *t, void *buf, size_t n, size_t *moved,
+                   struct baton_error *e);
+/* Descriptors to poll for "something to read" and, with want_write, "room to write": fills at most
+ * 2, returns how many. Level-triggered. */
+int transport_poll(struct transport *t, bool want_write, struct pollfd *fds);
+
+/* A transport that misbehaves on purpose around another (owned): for tests. Every `period`-th send
+ * call is cut short, delayed, or has one bit of it flipped, as the kind says. */
+enum transport_fault {
+    TRANSPORT_FAULT_SHORT = 1, /* moves fewer bytes than asked for: always legal */
+    TRANSPORT_FAULT_FLIP = 2,  /* one bit of what it sends differs */
+    TRANSPORT_FAULT_CUT = 3,   /* the stream ends */
+    TRANSPORT_FAULT_STALL = 4, /* moves nothing from then on */
+};
+int transport_faulty_open(struct transport *inner, enum transport_fault kind, uint64_t at_byte,
+                          uint64_t seed, struct transport **out, struct baton_error *e);
+
+#endif
