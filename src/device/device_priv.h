@@ -33,12 +33,16 @@ struct device_impl {
                 struct baton_error *e);
 };
 
+/* First members of every device, weight, program and run, so that the dispatcher finds the device. */
 struct device {
     const struct device_impl *impl;
     struct baton_caps caps;
 };
 
-/* First members of every program and run, so that the dispatcher finds the device. */
+struct device_weight {
+    const struct device_impl *impl;
+};
+
 struct device_program {
     struct device *device;
     struct device_graph graph;
@@ -50,6 +54,16 @@ struct device_run {
     struct device_program *program;
     struct baton_error error; /* first one; code 0 = none */
 };
+
+/* Checks that hold for every device, made before a call reaches it (check.c). A tensor has a dtype
+ * we read and the shape of its kind; a batch fits caps and graph, its ids are tokens and, where the
+ * pages are the host's, the views have blocks for every row. */
+int device_tensor_check(const struct baton_tensor *t, unsigned kind, struct baton_error *e);
+int device_batch_check(const struct baton_caps *caps, const struct device_graph *g,
+                       const struct baton_batch *b, struct baton_error *e);
+/* Every key is one of `keys` (ends with NULL): else BATON_ERR_USAGE that lists them. */
+int device_arg_check(const char *name, const struct device_arg *args, unsigned n_args,
+                     const char *const *keys, struct baton_error *e);
 
 extern const struct device_impl device_cpu_ref; /* cpu/scalar.c */
 extern const struct device_impl device_cpu;     /* cpu/init.c */
@@ -73,6 +87,23 @@ static inline uint16_t device_f32_to_bf16(float f)
     if ((v.u & 0x7FFFFFFFu) > 0x7F800000u)
         return (uint16_t)((v.u >> 16) | 0x0040u);
     return (uint16_t)((v.u + 0x7FFFu + ((v.u >> 16) & 1u)) >> 16);
+}
+
+/* Exact; subnormals included, NaN stays NaN. */
+static inline float device_f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 0x1Fu, m = h & 0x3FFu;
+    union {
+        uint32_t u;
+        float f;
+    } v;
+    if (exponent == 0) { /* m * 2^-24, exact in float32 */
+        v.f = (float)m * 0x1p-24f;
+        v.u |= sign;
+        return v.f;
+    }
+    v.u = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112u) << 23) | m << 13;
+    return v.f;
 }
 
 #endif
