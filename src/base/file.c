@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files: mapped, read whole, written atomically; path joining. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+int base_file_open(struct base_file *f, const char *path, struct baton_error *e)
+{
+    struct stat st;
+    /* O_NONBLOCK: a named pipe must be refused, not waited for */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), rc;
+    if (fd < 0)
+        return base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
+    if (fstat(fd, &st) != 0) {
+        rc = base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
+        close(fd);
+        return rc;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return base_fail(e, BATON_ERR_IO, "%s: not a regular file", path);
+    }
+    void *data = NULL;
+    if (st.st_size > 0) {
+        data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (data == MAP_FAILED) {
+            rc = base_fail_errno(e, BATON_ERR_IO, errno, "%s: cannot be mapped", path);
+            close(fd);
+            return rc;
+        }
+    }
+    *f = (struct base_file){.data = data, .size = (size_t)st.st_size, .fd = fd};
+    return 0;
+}
+
+void base_file_close(struct base_file *f)
+{
+    /* A zeroed struct was never open: its fd 0 is not ours. An empty file has no mapping and a real
+     * fd, which is 0 only where the process started without stdin; that one stays open. */
+    if (f->data)
+        munmap((void *)(uintptr_t)f->data, f->size);
+    if (f->data || f->fd > 0)
+        close(f->fd);
+    *f = (struct base_file){0};
+}
+
+void base_file_drop(const struct base_file *f, size_t offset, size_t n)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (!f->data || offset >= f->size)
+        return;
+    size_t end = n > f->size - offset ? f->size : offset + n;
+    size_t first = (offset + page - 1) / page * page;
+    /* the file's last page belongs to it alone, up to the end */
+    size_t last = end == f->size ? (end + page - 1) / page * page : end / page * page;
+    if (first < last)
+        madvise((void *)(uintptr_t)(f->data + first), last - first, MADV_DONTNEED);
+}
+
+/* Reads until the end or until `limit` is passed; the size is a hint only, since pipes and /proc
+ * have none. */
+static int read_all(int fd, const char *path, size_t limit, size_t hint, char **out, size_t *size,
+                    struct baton_error *e)
+{
+    size_t cap = (hint < limit ? hint : limit) + 2, n = 0;
+    char *buf = base_try_alloc(cap, 1, e);
+    if (!buf)
+        return BATON_ERR_NOMEM;
+    int rc = 0;
+    for (;;) {
+        if (n + 1 == cap) {
+            char *grown = base_try_realloc(buf, cap * 2, 1, e);
+            if (!grown) {
+                rc = BATON_ERR_NOMEM;
+                break;
+            }
+            buf = grown;
+            cap *= 2;
+        }
+        ssize_t got = read(fd, buf + n, cap - n - 1);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            rc = base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
+        else if ((n += (size_t)got) > limit)
+            rc = base_fail(e, BATON_ERR_INPUT, "%s: larger than the %zu bytes allowed", path, limit);
+        if (rc != 0 || got == 0)
+            break;
+    }
+    if (rc != 0) {
+        free(buf);
+        return rc;
+    }
+    buf[n] = '\0';
+    *out = buf;
+    *size = n;
+    return 0;
+}
+
+int base_file_read(const char *path, size_t limit, char **out, size_t *size, struct baton_error *e)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
+    size_t hint = 4096, cap = limit < SIZE_MAX / 4 ? limit : SIZE_MAX / 4, n = 0;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0)
+        hint = (size_t)st.st_size;
+    int rc;
+    if (hint > cap && S_ISREG(st.st_mode)) /* known before anything is allocated */
+        rc = base_fail(e, BATON_ERR_INPUT, "%s: larger than the %zu bytes allowed", path, limit);
+    else
+        rc = read_all(fd, path, cap, hint, out, &n, e);
+    close(fd);
+    if (rc == 0 && size)
+        *size = n;
+    return rc;
+}
+
+static int write_all(int fd, const void *data, size_t n)
+{
+    const uint8_t *p = data;
+    while (n > 0) {
+        ssize_t did = write(fd, p, n);
+        if (did < 0 && errno == EINTR)
+            continue;
+        if (did < 0)
+            return errno;
+        p += did;
+        n -= (size_t)did;
+    }
+    return 0;
+}
+
+/* A pipe, terminal or /dev/null is written in place: renaming over it would replace the device. */
+static int write_in_place(const char *path, const void *data, size_t n, struct baton_error *e)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
+    int err = write_all(fd, data, n);
+    close(fd);
+    return err ? base_fail_errno(e, BATON_ERR_IO, err, "%s: writing", path) : 0;
+}
+
+/* The rename is durable only when its folder is; file systems that cannot sync one are fine. */
+static void sync_folder(const char *path)
+{
+    char dir[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    size_t n = slash ? (size_t)(slash - path) : 0;
+    if (n >= sizeof dir)
+        return;
+    memcpy(dir, slash ? path : ".", slash ? n : 1);
+    dir[slash ? n : 1] = '\0';
+    int fd = open(slash && n == 0 ? "/" : dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        fsync(fd);
+        close(fd);
+    }
+}
+
+static int replace_file(const char *path, const void *data, size_t n, struct baton_error *e)
+{
+    char tmp[PATH_MAX];
+    uint64_t r;
+    int rc = base_random(&r, sizeof r, e);
+    if (rc != 0)
+        return rc;
+    int len = snprintf(tmp, sizeof tmp, "%s.%016llx.tmp", path, (unsigned long long)r);
+    if (len < 0 || (size_t)len >= sizeof tmp)
+        return base_fail(e, BATON_ERR_USAGE, "path of %zu bytes is too long", strlen(path));
+    /* not mkstemp, whose mode 0600 ignores the umask */
+    int fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return base_fail_errno(e, BATON_ERR_IO, errno, "%s: cannot be created", path);
+    int err = write_all(fd, data, n);
+    if (!err && fsync(fd) != 0)
+        err = errno;
+    if (close(fd) != 0 && !err)
+        err = errno;
+    if (!err && rename(tmp, path) != 0)
+        err = errno;
+    if (err) {
+        unlink(tmp);
+        return base_fail_errno(e, BATON_ERR_IO, err, "%s: writing %zu bytes", path, n);
+    }
+    sync_folder(path);
+    return 0;
+}
+
+int base_file_write(const char *path, const void *data, size_t n, struct baton_error *e)
+{
+    struct stat st;
+    char real[PATH_MAX];
+    if (stat(path, &st) != 0)
+        return replace_file(path, data, n, e);
+    if (S_ISDIR(st.st_mode))
+        return base_fail(e, BATON_ERR_IO, "%s: is a folder", path);
+    if (!S_ISREG(st.st_mode))
+        return write_in_place(path, data, n, e);
+    /* through a symbolic link the file behind it is replaced, not the link */
+    return replace_file(realpath(path, real) ? real : path, data, n, e);
+}
+
+static bool stays_inside(const char *name)
+{
+    if (name[0] == '\0' || name[0] == '/')
+        return false;
+    for (const char *p = name; *p;) {
+        size_t n = strcspn(p, "/");
+        if (n == 2 && p[0] == '.' && p[1] == '.')
+            return false;
+        p += n + (p[n] == '/');
+    }
+    return true;
+}
+
+char *base_path_join(const char *dir, const char *name, struct baton_error *e)
+{
+    if (!stays_inside(name)) {
+        base_fail(e, BATON_ERR_INPUT, "'%s' is not a name inside %s", name, dir);
+        return NULL;
+    }
+    size_t a = strlen(dir), b = strlen(name);
+    char *p = base_try_alloc(a + b + 2, 1, e);
+    if (!p)
+        return NULL;
+    bool slash = a > 0 && dir[a - 1] != '/';
+    memcpy(p, dir, a);
+    if (slash)
+        p[a] = '/';
+    memcpy(p + a + slash, name, b);
+    return p;
+}
