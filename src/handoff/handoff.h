@@ -86,6 +86,11 @@ struct handoff_options {
 int handoff_conn_open(struct transport *t, const struct handoff_options *o,
                       const struct handoff_callbacks *cb, struct handoff_conn **out,
                       struct baton_error *e);
+/* The same over a connected stream socket, for rooms that know no transports. The descriptor is
+ * the connection's on success and stays the caller's on failure. */
+int handoff_conn_open_fd(int fd, const struct handoff_options *o,
+                         const struct handoff_callbacks *cb, struct handoff_conn **out,
+                         struct baton_error *e);
 /* Ends every request (on_end, BATON_ERR_CANCELLED) after trying to tell the peer; NULL is fine. */
 void handoff_conn_close(struct handoff_conn *c);
 /* At most 2 descriptors; *timeout_ns: when step must be called at the latest. Returns how many. */

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A connection over a plain descriptor: what engine opens, which may not include transport. */
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "handoff/handoff.h"
+#include "transport/transport.h"
+
+/* A transport closes its descriptor, also when the connection does not come about; a duplicate is
+ * handed over, so that a failure leaves the caller's own open. */
+int handoff_conn_open_fd(int fd, const struct handoff_options *o,
+                         const struct handoff_callbacks *cb, struct handoff_conn **out,
+                         struct baton_error *e)
+{
+    struct transport *t;
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (copy < 0)
+        return base_fail_errno(e, BATON_ERR_IO, errno, "peer socket %d", fd);
+    int rc = transport_fd_open(copy, &t, e);
+    if (rc) {
+        close(copy);
+        return rc;
+    }
+    rc = handoff_conn_open(t, o, cb, out, e);
+    if (rc) {
+        transport_close(t);
+        return rc;
+    }
+    close(fd);
+    return 0;
+}
