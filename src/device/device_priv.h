@@ -33,7 +33,7 @@ struct device_impl {
                 struct baton_error *e);
 };
 
-/* First members of every device, weight, program and run, so that the dispatcher finds the device. */
+/* First members of every device, weight, program and run: the dispatcher finds the device there. */
 struct device {
     const struct device_impl *impl;
     struct baton_caps caps;
