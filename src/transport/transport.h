@@ -22,6 +22,8 @@ int transport_inproc_pair(size_t capacity, struct transport **a, struct transpor
 int transport_fd_open(int fd, struct transport **out, struct baton_error *e);
 /* A connected pair of Unix sockets as plain descriptors (close-on-exec), to be kept across fork. */
 int transport_socketpair(int fds[2], struct baton_error *e);
+/* The same over TCP on the loopback interface. */
+int transport_tcp_pair(int fds[2], struct baton_error *e);
 
 /* "HOST:PORT" (TCP, IPv6 in brackets) or "unix:PATH". Listening on port 0 picks one. */
 struct transport_listener;

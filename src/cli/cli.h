@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cli: one binary, one file a command. Parses arguments, calls the rooms, prints.
+ *
+ * Exit codes (docs/cli.md): 0 did it and it holds, 1 did it and it does not hold, 2 bad usage or bad
+ * input, 3 environment; 130 after Ctrl-C. Results go to stdout, everything else to stderr. With
+ * --json stdout carries exactly one JSON document, an {"error"} document where it failed.
+ */
+#ifndef CLI_CLI_H
+#define CLI_CLI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <baton/error.h>
+
+struct json_t;
+
+/* Flags that every command takes. */
+struct cli_common {
+    bool json;
+    int verbosity; /* -1 quiet, 0, 1.. */
+};
+
+/* ---- commands: argv[0] is the command's name ---------------------------------------------- */
+int cli_run(int argc, char **argv);
+int cli_model(int argc, char **argv);
+int cli_devices(int argc, char **argv);
+
+/* ---- arguments (args.c) ------------------------------------------------------------------- */
+
+/* Parse the value of option `name`; BATON_ERR_USAGE that quotes both where it is not a number of
+ * that kind inside [min, max]. */
+int cli_parse_u32(const char *name, const char *value, uint32_t min, uint32_t max, uint32_t *out,
+                  struct baton_error *e);
+int cli_parse_u64(const char *name, const char *value, uint64_t *out, struct baton_error *e);
+int cli_parse_f32(const char *name, const char *value, float min, float max, float *out,
+                  struct baton_error *e);
+/* "1,2,3" to a malloc'ed array. Empty text is an error. */
+int cli_parse_ids(const char *name, const char *value, int32_t **ids, size_t *n,
+                  struct baton_error *e);
+/* One of the words in NULL-terminated `words`; *out is its index. */
+int cli_parse_word(const char *name, const char *value, const char *const *words, int *out,
+                   struct baton_error *e);
+/* Restrict this process to CPUs "0,2-3". */
+int cli_set_cpus(const char *list, struct baton_error *e);
+/* All of a descriptor's text, at most `limit` bytes; *text is malloc'ed and NUL-terminated. */
+int cli_read_all(int fd, size_t limit, char **text, size_t *n, struct baton_error *e);
+
+/* Apply -v, -q to the log level. */
+void cli_set_verbosity(const struct cli_common *c);
+
+/* ---- output (output.c) -------------------------------------------------------------------- */
+
+/* The exit code for an error code. */
+int cli_exit_code(int code);
+/* Print the error for people and, with --json, as a document; returns the exit code. */
+int cli_fail(const struct cli_common *c, const struct baton_error *e);
+/* Print a document on stdout and drop the reference; returns `rc`, or 3 when stdout is broken. */
+int cli_print_json(struct json_t *doc, int rc);
+/* A progress bar on stderr where that is a terminal: `what` and done of all. done == all ends it. */
+struct cli_progress {
+    bool on, shown;
+    uint64_t last_ns;
+};
+void cli_progress_init(struct cli_progress *p, const struct cli_common *c);
+void cli_progress_draw(struct cli_progress *p, const char *what, uint64_t done, uint64_t all);
+void cli_progress_end(struct cli_progress *p);
+/* "10.8 MiB" into buf (>= 16 bytes); returns buf. */
+const char *cli_bytes(uint64_t n, char *buf);
+
+#endif

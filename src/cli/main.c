@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* main: find the command. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static const struct {
+    const char *name, *summary;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"run", "answer one prompt: prefill in one process, decode in another", cli_run},
+    {"model", "info, hash, tokenize, detokenize", cli_model},
+    {"devices", "list devices, what each can do, and why an absent one is absent", cli_devices},
+};
+
+static void usage(FILE *f)
+{
+    fputs("usage: baton COMMAND [OPTIONS]\n\ncommands:\n", f);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        fprintf(f, "  %-9s %s\n", commands[i].name, commands[i].summary);
+    fputs("\n`baton COMMAND --help` shows a command's options and an example.\n", f);
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN); /* a closed stdout or peer is an error value, not a death */
+    if (argc < 2) {
+        usage(stderr);
+        return 2;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+        usage(stdout);
+        return 0;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        puts("baton " BATON_VERSION);
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (!strcmp(argv[1], commands[i].name))
+            return commands[i].run(argc - 1, argv + 1);
+    fprintf(stderr, "baton: no command '%s'\n\n", argv[1]);
+    usage(stderr);
+    return 2;
+}

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* run: load once, fork, pull tokens. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "cli/run_priv.h"
+#include "engine/engine.h"
+#include "model/tokenizer.h"
+
+#define DEFAULT_TOKENS 256u
+#define PROMPT_LIMIT ((size_t)64 << 20)
+
+/* What both processes know of a run. */
+struct run {
+    const struct run_args *args;
+    struct baton_model *model;
+    struct run_result *result;
+    struct cli_progress progress;
+    uint64_t request_id;
+    uint32_t ctx, max_tokens;
+};
+
+/* Ctrl-C has one target: the request being pulled. Written before the handler is installed. */
+static struct baton_request *volatile interrupt_target;
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int sig)
+{
+    (void)sig;
+    interrupted = 1;
+    struct baton_request *r = interrupt_target;
+    if (r)
+        baton_cancel(r);
+}
+
+static void draw(void *ctx, const char *what, uint64_t done, uint64_t all)
+{
+    cli_progress_draw(ctx, what, done, all);
+}
+
+/* ---- prompt ------------------------------------------------------------------------------- */
+
+static int read_prompt_text(const struct run_args *a, char **text, size_t *n,
+                            struct baton_error *e)
+{
+    if (a->prompt_file)
+        return base_file_read(a->prompt_file, PROMPT_LIMIT, text, n, e);
+    if (!a->chat && !a->text) {
+        if (isatty(STDIN_FILENO))
+            fputs("baton: reading the prompt from the terminal; end it with Ctrl-D\n", stderr);
+        return cli_read_all(STDIN_FILENO, PROMPT_LIMIT, text, n, e);
+    }
+    const char *given = a->chat ? a->chat : a->text;
+    *n = strlen(given);
+    *text = base_try_strdup(given, e);
+    return *text ? 0 : BATON_ERR_NOMEM;
+}
+
+static int read_prompt(struct run *x, struct baton_error *e)
+{
+    const struct run_args *a = x->args;
+    struct run_result *r = x->result;
+    if (a->ids_text)
+        return cli_parse_ids("--ids", a->ids_text, &r->prompt, &r->n_prompt, e);
+    char *text = NULL;
+    size_t n = 0;
+    int rc = read_prompt_text(a, &text, &n, e);
+    /* A file's or pipe's last newline belongs to the line, not to the question. */
+    while (!rc && !a->text && !a->chat && n && (text[n - 1] == '\n' || text[n - 1] == '\r'))
+        n--;
+    if (!rc && n == 0)
+        rc = base_fail(e, BATON_ERR_INPUT, "the prompt is empty");
+    if (!rc)
+        rc = baton_tokenize(x->model, text, n, !a->text, &r->prompt, &r->n_prompt, e);
+    free(text);
+    return rc;
+}
+
+/* Positions to keep room for: asked for, or just what this one request needs. */
+static int size_context(struct run *x, struct baton_error *e)
+{
+    const struct run_args *a = x->args;
+    const struct model_config *c = model_config_of(engine_model(x->model));
+    uint64_t prompt = x->result->n_prompt;
+    uint64_t want = a->n_force ? a->n_force : a->n ? a->n : DEFAULT_TOKENS;
+    uint64_t room = a->ctx ? a->ctx : c->max_positions;
+    if (prompt + 1 > room)
+        return base_fail(e, BATON_ERR_INPUT,
+                         "the prompt has %llu tokens and leaves no room in a context of %llu",
+                         (unsigned long long)prompt, (unsigned long long)room);
+    if (prompt + want > room) {
+        if (a->n || a->n_force)
+            return base_fail(e, BATON_ERR_INPUT,
+                             "%llu prompt and %llu new tokens do not fit a context of %llu",
+                             (unsigned long long)prompt, (unsigned long long)want,
+                             (unsigned long long)room);
+        want = room - prompt;
+    }
+    x->max_tokens = (uint32_t)want;
+    x->ctx = a->ctx ? a->ctx : (uint32_t)(prompt + want);
+    return 0;
+}
+
+/* ---- engines and requests ----------------------------------------------------------------- */
+
+static int open_request(struct run *x, enum baton_role role, int fd, struct baton_engine **engine,
+                        struct baton_request **request, struct baton_error *e)
+{
+    const struct run_args *a = x->args;
+    struct baton_engine_options eo = {
+        .struct_size = sizeof eo,
+        .role = role,
+        .device = role == BATON_PRODUCER ? a->prefill : a->decode,
+        .lanes = 1,
+        .ctx = x->ctx,
+        .threads = a->threads,
+        .peer_fd = fd,
+        .no_digest = a->no_digest,
+    };
+    struct baton_request_options ro = {
+        .struct_size = sizeof ro,
+        .ids = x->result->prompt,
+        .n_ids = x->result->n_prompt,
+        .request_id = x->request_id,
+        .mode = (enum baton_mode)a->mode,
+        .max_tokens = x->max_tokens,
+        .ignore_eos = a->ignore_eos,
+        .temperature = a->temperature,
+        .top_k = a->top_k,
+        .top_p = a->top_p,
+        .min_p = a->min_p,
+        .seed = a->seed,
+        .force = a->force,
+        .n_force = a->n_force,
+        .want_logits = a->logits != NULL,
+        .kv_save = role == BATON_PRODUCER ? NULL : a->kv_save,
+    };
+    int rc = baton_engine_open(x->model, &eo, engine, e);
+    return rc ? rc : baton_submit(*engine, &ro, request, e);
+}
+
+/* The producer's whole life after fork; its return value is the exit code. It leaves without
+ * closing the engine where it failed: the kernel takes everything back at once, and a prefill under
+ * way would keep a close waiting. */
+static int produce(void *ctx, int fd)
+{
+    struct run *x = ctx;
+    struct baton_engine *engine = NULL;
+    struct baton_request *request = NULL;
+    struct baton_token token;
+    struct baton_error e = {0};
+    int rc = open_request(x, BATON_PRODUCER, fd, &engine, &request, &e);
+    if (!rc)
+        rc = baton_next(request, &token, -1, &e);
+    if (rc == 0) {
+        baton_request_close(request);
+        baton_engine_close(engine);
+        return 0;
+    }
+    if (rc != BATON_ERR_CANCELLED)
+        fprintf(stderr, "baton: producer: %s\n", e.text);
+    return cli_exit_code(rc);
+}
+
+static int keep_token(struct run_result *r, const struct baton_token *t, uint32_t vocab,
+                      struct baton_error *e)
+{
+    if (r->n_ids == r->cap_ids) {
+        size_t cap = r->cap_ids ? r->cap_ids * 2 : 64, row = (size_t)vocab * sizeof(float);
+        int32_t *ids = base_try_realloc(r->ids, cap, sizeof *ids, e);
+        if (ids)
+            r->ids = ids;
+        int32_t *argmax = ids ? base_try_realloc(r->argmax, cap, sizeof *argmax, e) : NULL;
+        if (argmax)
+            r->argmax = argmax;
+        float *logits = argmax && t->logits ? base_try_realloc(r->logits, cap, row, e) : NULL;
+        if (logits)
+            r->logits = logits;
+        if (!argmax || (t->logits && !logits))
+            return BATON_ERR_NOMEM;
+        r->cap_ids = cap;
+    }
+    r->ids[r->n_ids] = t->id;
+    r->argmax[r->n_ids] = t->argmax;
+    if (t->logits)
+        memcpy(r->logits + r->n_ids * vocab, t->logits, (size_t)vocab * sizeof(float));
+    r->n_ids++;
+    return 0;
+}
+
+/* The stream of text on the terminal; silent where the model has no tokenizer or with --json. */
+static int print_piece(struct model_detokenizer *d, const int32_t *id, struct baton_error *e)
+{
+    const char *piece;
+    size_t n;
+    int rc = id ? model_detokenizer_push(d, *id, &piece, &n, e)
+                : model_detokenizer_finish(d, &piece, &n, e);
+    if (rc || !n)
+        return rc;
+    if (fwrite(piece, 1, n, stdout) != n || fflush(stdout))
+        return base_fail_errno(e, BATON_ERR_IO, errno, "stdout");
+    return 0;
+}
+
+static int pull(struct run *x, struct baton_request *request, struct model_detokenizer *d,
+                struct baton_error *e)
+{
+    uint32_t vocab = baton_model_vocab(x->model);
+    struct baton_token token;
+    int rc;
+    while ((rc = baton_next(request, &token, -1, e)) == 1) {
+        cli_progress_end(&x->progress);
+        rc = keep_token(x->result, &token, vocab, e);
+        /* Ids past the tokenizer's (padding rows of the vocabulary) have no text. */
+        if (!rc && d)
+            rc = print_piece(d, &token.id, e);
+        if (rc)
+            return rc;
+    }
+    if (rc == BATON_ERR_CANCELLED && interrupted)
+        rc = 0;
+    return !rc && d ? print_piece(d, NULL, e) : rc;
+}
+
+static int consume(struct run *x, int fd, struct baton_error *e)
+{
+    struct baton_engine *engine = NULL;
+    struct baton_request *request = NULL;
+    struct model_detokenizer *d = NULL;
+    const struct model_tokenizer *tokenizer = NULL;
+    enum baton_role role = x->args->mode == BATON_NATIVE ? BATON_BOTH : BATON_CONSUMER;
+    bool text = !model_is_shape(engine_model(x->model)) &&
+                !engine_tokenizer(x->model, &tokenizer, NULL);
+    int rc = 0;
+    if (text && !x->args->common.json)
+        rc = model_detokenizer_open(tokenizer, true, &d, e);
+    if (!rc)
+        rc = open_request(x, role, fd, &engine, &request, e);
+    if (!rc) {
+        interrupt_target = request;
+        if (interrupted)
+            baton_cancel(request);
+        rc = pull(x, request, d, e);
+        interrupt_target = NULL;
+        x->result->stats.struct_size = sizeof x->result->stats;
+        baton_request_stats(request, &x->result->stats);
+        if (interrupted)
+            x->result->stats.finish = BATON_CANCELLED;
+    }
+    if (d && x->result->n_ids)
+        putchar('\n');
+    if (!rc && text)
+        rc = baton_detokenize(x->model, x->result->ids, x->result->n_ids, &x->result->text, e);
+    model_detokenizer_close(d);
+    baton_request_close(request);
+    baton_engine_close(engine);
+    return rc;
+}
+
+/* ---- the whole of it ---------------------------------------------------------------------- */
+
+static int load(struct run *x, struct baton_error *e)
+{
+    const struct run_args *a = x->args;
+    struct baton_model_options mo = {
+        .struct_size = sizeof mo,
+        .path = a->model,
+        .pin = a->pin,
+        .threads = a->threads,
+        .progress = draw,
+        .ctx = &x->progress,
+    };
+    uint64_t start = base_now_ns();
+    int rc = baton_model_open(&mo, &x->model, e);
+    if (!rc)
+        rc = read_prompt(x, e);
+    if (!rc)
+        rc = size_context(x, e);
+    if (!rc)
+        rc = baton_model_prepare(x->model, a->decode, e);
+    if (!rc && strcmp(a->decode, a->prefill))
+        rc = baton_model_prepare(x->model, a->prefill, e);
+    cli_progress_end(&x->progress);
+    x->result->load_ns = base_now_ns() - start;
+    return rc;
+}
+
+int run_execute(const struct run_args *a, struct baton_model **model, struct run_result *r,
+                struct baton_error *e)
+{
+    struct run x = {.args = a, .result = r};
+    struct run_pair pair = {.fd = -1};
+    cli_progress_init(&x.progress, &a->common);
+    int rc = load(&x, e);
+    *model = x.model;
+    if (!rc)
+        rc = base_random(&x.request_id, sizeof x.request_id, e);
+    if (!rc) {
+        struct sigaction sa = {.sa_handler = on_interrupt};
+        sigaction(SIGINT, &sa, NULL);
+        sigaction(SIGTERM, &sa, NULL);
+    }
+    if (!rc && a->mode != BATON_NATIVE)
+        rc = run_pair_fork(a, produce, &x, &pair, e);
+    if (!rc)
+        rc = consume(&x, pair.fd, e);
+    run_pair_end(&pair, rc != 0, e);
+    return rc;
+}
+
+void run_result_free(struct run_result *r)
+{
+    free(r->prompt);
+    free(r->ids);
+    free(r->argmax);
+    free(r->logits);
+    free(r->text);
+}
