@@ -64,7 +64,9 @@ int kv_seq_reserve_import(struct kv_seq *s, uint32_t length, struct baton_error 
 /* n_rows positions were appended to every layer. */
 void kv_seq_advance(struct kv_seq *s, uint32_t n_rows);
 uint32_t kv_seq_length(const struct kv_seq *s);
-/* Views of all layers, [n_layers]; valid until the next call that changes the sequence. */
+/* Views of all layers, [n_layers]; valid until the next call that changes the sequence. The block
+ * tables never move: a *copy* of a view stays good until kv_seq_close for positions that were
+ * stored when it was made and are still retained, so another thread may send them meanwhile. */
 const struct baton_kv_view *kv_seq_views(struct kv_seq *s);
 /* Generation of the block that holds `position` in `layer`; 0 where none. */
 uint32_t kv_seq_generation(const struct kv_seq *s, uint32_t layer, uint32_t position);
@@ -83,7 +85,14 @@ size_t kv_piece_bytes(uint32_t dtype, uint32_t kv_heads, uint32_t head_dim, uint
 int kv_layout_check(const struct baton_kv_layout *l, struct baton_error *e);
 
 /* Copy positions [first, first+n) of K or V from one view to another, converting layout and dtype.
- * Both views must hold (or have room for) those positions. Rounds to nearest even. */
+ * Both views must hold (or have room for) those positions. Rounds to nearest even; equal dtypes are
+ * copied bit by bit. Elements between head_dim and head_dim_padded of dst become zero.
+ *
+ * Where a row lies: paged, in its block; ring, in row p % rows, at most `rows` newest ones, and a
+ * write past `end` makes the oldest fall out (the caller moves `end`); slid, the rows hold
+ * [end - rows, end) with the newest in the last row. Room to write: paged, every position with a
+ * block; a whole-sequence block or slid window, [first, end) alone. int8: BATON_ERR_UNSUPPORTED.
+ * Other fault: BATON_ERR_USAGE (positions), _MISMATCH (heads), _INPUT (a record that overlaps). */
 int kv_copy(const struct baton_kv_view *dst, const struct baton_kv_view *src, enum kv_which which,
             uint32_t first, uint32_t n, struct baton_error *e);
 /* A view over a dense piece [kv_heads, n, head_dim] that holds [first, first+n) (layout filled in
@@ -95,9 +104,10 @@ struct baton_kv_view kv_dense_view(struct baton_kv_layout *layout, uint32_t dtyp
 /* ---- digests ------------------------------------------------------------------------------ */
 
 /* A slot digest under way. Leaves are XXH3-128 over up to 64 positions aligned to absolute
- * multiples of 64, elements in the order head, position, dim, seeded with (layer, K|V, leaf's first
- * position, n); the slot is SHA-256 over the leaf table, dtype, first position and count. Pieces may
- * come in any order as long as each leaf comes whole (a leaf is cut only at the slot's ends). */
+ * multiples of 64, elements in the order head, position, dim, preceded by (layer, K|V, leaf's first
+ * position, n); the slot is SHA-256 over the leaf table, dtype, first position and count: byte by
+ * byte in digest.c. Pieces may come in any order as long as each leaf comes whole and once (a leaf
+ * is cut only at the slot's ends); anything else is BATON_ERR_USAGE. */
 struct kv_digest;
 int kv_digest_open(struct kv_digest **out, uint32_t layer, enum kv_which which, uint32_t dtype,
                    uint32_t kv_heads, uint32_t head_dim, uint32_t first, uint32_t n,

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside kv: the pool's blocks, the address of a row, element conversion. */
+#ifndef KV_KV_PRIV_H
+#define KV_KV_PRIV_H
+
+#include "base/base.h"
+#include "kv/kv.h"
+
+enum kv_group { KV_GLOBAL = 0, KV_LOCAL = 1, KV_N_GROUPS = 2 };
+
+/* One group's blocks. Block b starts at base + b * block_bytes and holds, for each layer of the
+ * group in ascending order, K then V as [kv_heads, KV_BLOCK, head_dim]. */
+struct kv_blocks {
+    uint8_t *base;
+    uint64_t block_bytes;
+    uint32_t n_layers; /* of this group; 0 = the group has no blocks and needs none */
+    uint32_t n_blocks;
+    uint32_t n_free;
+    int32_t *free;        /* [n_blocks] a stack of ids: the block given back last goes out first */
+    uint32_t *refs;       /* [n_blocks] 0 = free */
+    uint32_t *generation; /* [n_blocks] 0 = never given out */
+    struct baton_kv_layout layout;
+};
+
+struct kv_pool {
+    struct kv_geometry geometry;
+    struct kv_blocks group[KV_N_GROUPS];
+    uint8_t *memory;
+    size_t memory_bytes;
+    uint32_t table_blocks; /* entries of a sequence's table: its longest length in blocks */
+    uint32_t n_open;       /* sequences */
+};
+
+/* Take a free block (reference count 1, generation raised); -1 where none is free. */
+int32_t kv_blocks_take(struct kv_blocks *b);
+/* One more owner of a block in use. */
+void kv_blocks_share(struct kv_blocks *b, int32_t id);
+/* One owner less; the last one frees it. */
+void kv_blocks_put(struct kv_blocks *b, int32_t id);
+
+const struct kv_geometry *kv_seq_geometry(const struct kv_seq *s);
+
+static inline enum kv_group kv_group_of(const struct kv_geometry *g, uint32_t layer)
+{
+    return g->local[layer] ? KV_LOCAL : KV_GLOBAL;
+}
+
+/* Bytes of an element; 0 for a dtype that pages cannot have (BATON_I8 included, for now). */
+static inline size_t kv_dtype_bytes(uint32_t dtype)
+{
+    return dtype == BATON_F32 ? 4 : dtype == BATON_F16 || dtype == BATON_BF16 ? 2 : 0;
+}
+
+static inline uint8_t *kv_view_base(const struct baton_kv_view *v, enum kv_which which)
+{
+    return which == KV_K ? v->k : v->v;
+}
+
+/* Bases of dense views may lie before their buffer (positions are absolute), so addresses are
+ * computed as numbers: only the final one need be inside an object. */
+static inline uint8_t *kv_at(const uint8_t *base, int64_t offset)
+{
+    return (uint8_t *)((uintptr_t)base + (uintptr_t)offset);
+}
+
+/* Does the view hold (write: have room for) positions [first, first+n)? BATON_ERR_USAGE if not. */
+int kv_view_check(const struct baton_kv_view *v, enum kv_which which, uint32_t first, uint32_t n,
+                  bool write, struct baton_error *e);
+/* Address of (position, head 0, dim 0), and in *run how many of the n positions from there lie
+ * stride_position apart. The range was checked before. */
+uint8_t *kv_view_run(const struct baton_kv_view *v, enum kv_which which, uint32_t position,
+                     uint32_t n, uint32_t *run);
+
+/* n elements from src to dst, strides in bytes, converting between dtypes by one rounding to
+ * nearest even; equal dtypes are copied bit by bit, NaN payloads included. */
+void kv_convert(uint8_t *dst, uint32_t dst_dtype, int64_t dst_stride, const uint8_t *src,
+                uint32_t src_dtype, int64_t src_stride, uint32_t n);
+
+#endif
