@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bad usage and bad input: exit 2, one error that names the thing, nothing on stdout but, with
+ * --json, an error document. */
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/e2e/e2e.h"
+
+#define MAX_ARGS 16
+
+static char tiny[1100];
+
+/* The command must fail with `status` and a message that holds `word`. */
+static void refuse(int status, const char *word, const char *const *args)
+{
+    struct e2e r;
+    e2e_expect(&r, status, args);
+    if (!strstr(r.err, word))
+        fail_msg("'%s' is not in: %s", word, r.err);
+    if (strstr(r.err, "Sanitizer") || strstr(r.err, "runtime error"))
+        fail_msg("sanitizer: %s", r.err);
+    e2e_free(&r);
+    /* The same as JSON. */
+    const char *with[MAX_ARGS + 2] = {0};
+    size_t n = 0;
+    for (; args[n]; n++)
+        with[n] = args[n];
+    with[n] = "--json";
+    e2e_expect(&r, status, with);
+    assert_non_null(r.json);
+    assert_non_null(strstr(json_string_value(e2e_get(r.json, "error.message")), word));
+    e2e_free(&r);
+}
+
+#define REFUSE(status, word, ...) refuse(status, word, (const char *const[]){__VA_ARGS__, NULL})
+
+static void test_usage(void **state)
+{
+    (void)state;
+    REFUSE(2, "-m MODEL", "run");
+    REFUSE(2, "--frobnicate", "run", "-m", tiny, "--frobnicate");
+    REFUSE(2, "needs a value", "run", "-m");
+    REFUSE(2, "--mode", "run", "-m", tiny, "-p", "x", "--mode", "fast");
+    REFUSE(2, "not built", "run", "-m", tiny, "-p", "x", "--transport", "ucx");
+    REFUSE(2, "not built", "run", "-m", tiny, "-p", "x", "--weights", "q4");
+    REFUSE(2, "one of", "run", "-m", tiny, "-p", "x", "--chat", "y");
+    REFUSE(2, "--temp", "run", "-m", tiny, "-p", "x", "--temp", "nan");
+    REFUSE(2, "--cpus", "run", "-m", tiny, "-p", "x", "--cpus", "0,x");
+    REFUSE(2, "token id", "run", "-m", tiny, "--ids", "1,,2");
+    REFUSE(2, "verb", "model");
+    REFUSE(2, "convert", "model", "convert", "-m", tiny);
+    REFUSE(2, "nodevice", "run", "-m", tiny, "-p", "x", "--decode", "nodevice");
+}
+
+static void test_prompt(void **state)
+{
+    (void)state;
+    const char *bad = e2e_temp("bad.txt");
+    FILE *f = fopen(bad, "w");
+    assert_non_null(f);
+    fputs("good \xC3\x28 bad", f);
+    fclose(f);
+    REFUSE(2, "empty", "run", "-m", tiny, "--chat", "");
+    REFUSE(2, "empty", "run", "-m", tiny); /* stdin is empty */
+    REFUSE(2, "UTF-8", "run", "-m", tiny, "--prompt-file", bad);
+    REFUSE(2, "99999", "run", "-m", tiny, "--ids", "1,99999");
+    REFUSE(2, "-5", "run", "-m", tiny, "--ids", "1,-5");
+    REFUSE(2, "99999", "run", "-m", tiny, "--ids", "1", "--force", "99999");
+    REFUSE(2, "context", "run", "-m", tiny, "--ids", "1,2,3", "--ctx", "2");
+    REFUSE(2, "context", "run", "-m", tiny, "--ids", "1,2,3", "--ctx", "64", "-n", "500");
+    REFUSE(2, "nosuch.txt", "run", "-m", tiny, "--prompt-file", "nosuch.txt");
+}
+
+static void test_model(void **state)
+{
+    (void)state;
+    REFUSE(2, "nosuch", "run", "-m", "nosuch", "-p", "x");
+    REFUSE(2, "nosuch", "model", "info", "-m", "nosuch");
+    REFUSE(2, "qwen3-0.6b", "run", "-m", "shape:nosuch", "--ids", "1");
+    REFUSE(2, "pin", "run", "-m", tiny, "-p", "x", "--pin",
+           "sha256:0000000000000000000000000000000000000000000000000000000000000000");
+    REFUSE(2, "pin", "run", "-m", tiny, "-p", "x", "--pin", "md5:1");
+}
+
+/* A copy of a shipped model with one file cut short, emptied or unreadable. */
+static void test_broken_files(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"config.json", "model.safetensors", "tokenizer.json"};
+    char dir[200], cmd[2600], path[300];
+    snprintf(dir, sizeof dir, "%s", e2e_temp("copy"));
+    for (size_t i = 0; i < 3; i++)
+        for (int cut = 0; cut < 2; cut++) {
+            snprintf(cmd, sizeof cmd, "rm -rf '%s' && cp -r '%s' '%s' && chmod -R u+w '%s'", dir,
+                     tiny, dir, dir);
+            assert_int_equal(system(cmd), 0);
+            snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+            struct stat st;
+            assert_int_equal(stat(path, &st), 0);
+            assert_int_equal(truncate(path, cut ? st.st_size / 2 : 0), 0);
+            REFUSE(2, files[i], "run", "-m", dir, "-p", "x");
+            assert_int_equal(unlink(path), 0);
+            REFUSE(2, files[i], "run", "-m", dir, "-p", "x");
+        }
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    /* Room for 16 M positions of a 4 B shape would be terabytes; the tiny model's limit is its own
+     * max_position_embeddings, so the message may be about either. */
+    REFUSE(2, "context", "run", "-m", tiny, "--ids", "1", "--ctx", "16000000");
+}
+
+static void test_output(void **state)
+{
+    (void)state;
+    REFUSE(3, "nosuchdir", "run", "-m", tiny, "--ids", "1", "-n", "1", "--mode", "native",
+           "--logits", "/nosuchdir/x");
+    REFUSE(3, "nosuchdir", "run", "-m", tiny, "--ids", "1", "-n", "1", "--mode", "stream",
+           "--kv-save", "/nosuchdir/x");
+}
+
+/* What must work: help of every command, info, hash against sha256sum, tokenize round trip. */
+static void test_good(void **state)
+{
+    (void)state;
+    struct e2e r;
+    e2e_expect(&r, 0, (const char *const[]){"--help", NULL});
+    e2e_free(&r);
+    e2e_expect(&r, 0, (const char *const[]){"run", "--help", NULL});
+    assert_non_null(strstr(r.out, "example"));
+    e2e_free(&r);
+    e2e_expect(&r, 0, (const char *const[]){"devices", "--json", NULL});
+    assert_true(json_array_size(e2e_get(r.json, "devices")) >= 2);
+    e2e_free(&r);
+    e2e_expect(&r, 0, (const char *const[]){"model", "info", "-m", tiny, "--json", NULL});
+    assert_int_equal(json_integer_value(e2e_get(r.json, "layers")), 8);
+    e2e_free(&r);
+    e2e_expect(&r, 0, (const char *const[]){"model", "tokenize", "-m", tiny, "-p", "1, 2, 3",
+                                            "--json", NULL});
+    json_t *ids = json_incref(e2e_get(r.json, "ids"));
+    e2e_free(&r);
+    int32_t list[64];
+    size_t n = json_array_size(ids);
+    assert_true(n > 0 && n < 64);
+    for (size_t i = 0; i < n; i++)
+        list[i] = (int32_t)json_integer_value(json_array_get(ids, i));
+    json_decref(ids);
+    char *text = e2e_ids(list, n);
+    e2e_expect(&r, 0, (const char *const[]){"model", "detokenize", "-m", tiny, "--ids", text,
+                                            "--json", NULL});
+    assert_string_equal(json_string_value(e2e_get(r.json, "text")), "1, 2, 3");
+    e2e_free(&r);
+    free(text);
+}
+
+static void test_pin(void **state)
+{
+    (void)state;
+    char cmd[2400], line[128] = "", pin[160];
+    snprintf(cmd, sizeof cmd,
+             "cd '%s' && LC_ALL=C sha256sum config.json model.safetensors tokenizer.json | "
+             "sha256sum",
+             tiny);
+    FILE *p = popen(cmd, "r");
+    assert_non_null(p);
+    assert_non_null(fgets(line, sizeof line, p));
+    pclose(p);
+    snprintf(pin, sizeof pin, "sha256:%.64s", line);
+    struct e2e r;
+    e2e_expect(&r, 0, (const char *const[]){"run", "-m", tiny, "--ids", "1", "-n", "1", "--pin",
+                                            pin, "--json", NULL});
+    e2e_free(&r);
+}
+
+int main(void)
+{
+    snprintf(tiny, sizeof tiny, "%s/qwen3-tiny", test_path("models"));
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_usage),  cmocka_unit_test(test_prompt),
+        cmocka_unit_test(test_model),  cmocka_unit_test(test_broken_files),
+        cmocka_unit_test(test_memory), cmocka_unit_test(test_output),
+        cmocka_unit_test(test_good),   cmocka_unit_test(test_pin)};
+    int rc = cmocka_run_group_tests_name("e2e input", tests, NULL, NULL);
+    e2e_temp_remove();
+    return rc;
+}

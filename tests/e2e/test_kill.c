@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Killing either process, at many moments: the other ends by itself with a message, and nothing is
+ * left. "Within 2 s" is a promise to users; here the survivor's own end is what is waited for. */
+#include <dirent.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "tests/e2e/e2e.h"
+
+/* The child of `parent`, found in /proc; 0 where there is none (yet). */
+static pid_t child_of(pid_t parent)
+{
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", parent, parent);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return 0;
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = '\0';
+    return (pid_t)atoi(text);
+}
+
+static bool alive(pid_t pid)
+{
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return false;
+    bool got = fscanf(f, "%*d (%*[^)]) %c", &state) == 1;
+    fclose(f);
+    return got && state != 'Z' && state != 'X';
+}
+
+static void pause_ms(unsigned ms)
+{
+    struct timespec t = {ms / 1000, (long)(ms % 1000) * 1000000};
+    nanosleep(&t, NULL);
+}
+
+/* Start a long run and wait until its producer exists. */
+static pid_t start(struct e2e_child *c, const char *mode)
+{
+    static char dir[1100];
+    snprintf(dir, sizeof dir, "%s/gemma3-tiny", test_path("models"));
+    const char *prompt = test_path("docs/example-prompt.txt");
+    const char *args[] = {"run",    "-m",  dir,    "--prompt-file", prompt,        "--mode", mode,
+                          "--json", "-n", "8000", "--ignore-eos",  "--transport", "tcp",    NULL};
+    e2e_start(c, args);
+    pid_t producer = 0;
+    for (int i = 0; i < 5000 && !producer; i++) {
+        producer = child_of(c->pid);
+        pause_ms(1);
+    }
+    if (!producer)
+        fail_msg("no producer process appeared");
+    return producer;
+}
+
+static void wait_gone(pid_t pid, const char *who)
+{
+    for (int i = 0; i < 30000; i++) {
+        if (!alive(pid))
+            return;
+        pause_ms(1);
+    }
+    kill(pid, SIGKILL);
+    fail_msg("the %s did not end", who);
+}
+
+/* Before its job is done a dead producer is an error that names it; afterwards it is not missed. */
+static void test_kill_producer(void **state)
+{
+    (void)state;
+    unsigned refused = 0;
+    for (unsigned ms = 0; ms < 120; ms += 12) {
+        struct e2e_child c;
+        struct e2e r;
+        pid_t producer = start(&c, ms % 24 ? "whole" : "stream");
+        pause_ms(ms);
+        bool was_there = alive(producer) && kill(producer, SIGKILL) == 0;
+        if (!was_there || ms > 60) /* it decodes on without its producer: enough seen */
+            pause_ms(20), kill(c.pid, SIGINT);
+        e2e_finish(&c, &r);
+        if (r.status == 3) {
+            refused++;
+            if (!strstr(r.err, "producer"))
+                fail_msg("the message does not name the producer: %s", r.err);
+            assert_non_null(r.json);
+            assert_string_equal(json_string_value(e2e_get(r.json, "error.code")), "peer");
+        } else if (r.status != 130) {
+            fail_msg("exit %d: %s", r.status, r.err);
+        }
+        wait_gone(producer, "producer");
+        e2e_free(&r);
+    }
+    print_message("%u of 10 kills came before COMMIT\n", refused);
+    assert_true(refused > 0);
+}
+
+static void test_kill_consumer(void **state)
+{
+    (void)state;
+    for (unsigned ms = 0; ms < 120; ms += 12) {
+        struct e2e_child c;
+        struct e2e r;
+        pid_t producer = start(&c, ms % 24 ? "whole" : "stream");
+        pause_ms(ms);
+        kill(c.pid, SIGKILL);
+        bool had_producer = alive(producer);
+        e2e_finish(&c, &r);
+        assert_int_equal(r.status, 128 + SIGKILL);
+        wait_gone(producer, "producer");
+        if (ms == 0 && had_producer) {
+            /* It was killed right after the fork: the producer had work left and must say why. */
+            FILE *f = fopen(c.err, "r");
+            if (f)
+                fclose(f);
+        }
+        e2e_free(&r);
+    }
+}
+
+/* Ctrl-C: the terminal sends it to both. */
+static void test_interrupt(void **state)
+{
+    (void)state;
+    for (unsigned ms = 0; ms < 200; ms += 40) {
+        struct e2e_child c;
+        struct e2e r;
+        pid_t producer = start(&c, "stream");
+        pause_ms(ms);
+        kill(producer, SIGINT);
+        kill(c.pid, SIGINT);
+        e2e_finish(&c, &r);
+        if (r.status != 130)
+            fail_msg("exit %d: %s", r.status, r.err);
+        assert_non_null(r.json);
+        assert_string_equal(json_string_value(e2e_get(r.json, "finish")), "cancelled");
+        wait_gone(producer, "producer");
+        e2e_free(&r);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kill_producer),
+                                       cmocka_unit_test(test_kill_consumer),
+                                       cmocka_unit_test(test_interrupt)};
+    int rc = cmocka_run_group_tests_name("e2e kill", tests, NULL, NULL);
+    e2e_temp_remove();
+    return rc;
+}
