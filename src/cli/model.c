@@ -293,6 +293,8 @@ int cli_model(int argc, char **argv)
     for (size_t i = 0; !rc && i < sizeof verbs / sizeof *verbs; i++)
         if (!strcmp(a.verb, verbs[i].name)) {
             rc = verbs[i].run(&a, &e);
+            if (rc == BATON_ERR_IO)
+                e.code = BATON_ERR_INPUT; /* a file that the user named and that can't be read */
             return rc < 0 ? cli_fail(&a.common, &e) : rc;
         }
     if (!rc)

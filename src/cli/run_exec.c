@@ -286,6 +286,8 @@ static int load(struct run *x, struct baton_error *e)
     if (!rc && strcmp(a->decode, a->prefill))
         rc = baton_model_prepare(x->model, a->prefill, e);
     cli_progress_end(&x->progress);
+    if (rc == BATON_ERR_IO)
+        rc = e->code = BATON_ERR_INPUT; /* a file that the user named and that can't be read */
     x->result->load_ns = base_now_ns() - start;
     return rc;
 }
