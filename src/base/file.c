@@ -112,10 +112,11 @@ int base_file_read(const char *path, size_t limit, char **out, size_t *size, str
     if (fd < 0)
         return base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
     size_t hint = 4096, cap = limit < SIZE_MAX / 4 ? limit : SIZE_MAX / 4, n = 0;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0)
+    bool sized = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0;
+    if (sized)
         hint = (size_t)st.st_size;
     int rc;
-    if (hint > cap && S_ISREG(st.st_mode)) /* known before anything is allocated */
+    if (sized && hint > cap) /* known before anything is allocated */
         rc = base_fail(e, BATON_ERR_INPUT, "%s: larger than the %zu bytes allowed", path, limit);
     else
         rc = read_all(fd, path, cap, hint, out, &n, e);

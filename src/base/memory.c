@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Heap allocation that can fail: the form for every size that comes from outside. */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,10 +23,13 @@ bool base_add(size_t a, size_t b, size_t *out)
     return true;
 }
 
-/* objects above PTRDIFF_MAX bytes break pointer subtraction, so they count as overflow */
+/* No heap array of baton comes near this; a larger one is a corrupt size, refused without asking an
+ * allocator that may promise more than the machine has. Weights and caches use base_map_alloc. */
+#define HEAP_MAX (((size_t)1 << 40) - 4096)
+
 static bool array_bytes(size_t n, size_t size, size_t *out)
 {
-    return base_mul(n, size, out) && *out <= PTRDIFF_MAX;
+    return base_mul(n, size, out) && *out <= HEAP_MAX;
 }
 
 static void *no_memory(size_t n, size_t size, struct baton_error *e)
