@@ -43,7 +43,8 @@ int kv_digest_open(struct kv_digest **out, uint32_t layer, enum kv_which which, 
     struct kv_digest *d = base_try_alloc(1, sizeof *d, e);
     if (!d)
         return BATON_ERR_NOMEM;
-    *d = (struct kv_digest){layer, which, dtype, kv_heads, head_dim, first, first + n};
+    *d = (struct kv_digest){.layer = layer, .which = which, .dtype = dtype, .kv_heads = kv_heads,
+                            .head_dim = head_dim, .first = first, .end = first + n};
     d->n_leaves = (d->end - 1) / LEAF - first / LEAF + 1;
     d->done = base_try_alloc(d->n_leaves, sizeof *d->done, e);
     d->leaves = base_try_alloc(d->n_leaves, sizeof *d->leaves, e);

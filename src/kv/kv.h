@@ -29,7 +29,7 @@ struct kv_geometry {
 /* Bytes of one block of each group; local 0 where the model has no local layers. */
 void kv_geometry_bytes(const struct kv_geometry *g, uint64_t *global_block, uint64_t *local_block);
 
-/* First position that a local layer retains after n tokens: max(0, n - window + 1). 0 for global. */
+/* First position that a local layer retains after n tokens: max(0, n - window + 1). Global: 0. */
 uint32_t kv_retained_first(const struct kv_geometry *g, uint32_t layer, uint32_t n_tokens);
 
 /* ---- pool --------------------------------------------------------------------------------- */
@@ -122,9 +122,10 @@ int kv_digest_final(const struct kv_digest *d, uint8_t out[32], struct baton_err
 /* ---- files -------------------------------------------------------------------------------- */
 
 /* Save all slots of a sequence as a safetensors file: tensors "k.<layer>" and "v.<layer>",
- * [kv_heads, positions, head_dim], and I32 "positions.<layer>" [positions]; metadata strings given by
- * the caller (pairs key, value, ..., NULL; may be NULL). What a layer retains after
- * kv_seq_length() tokens is saved, not what its pages happen to hold. Written atomically. */
+ * [kv_heads, positions, head_dim], and I32 "positions.<layer>" [positions]; metadata strings given
+ * by the caller (pairs key, value, ..., NULL; may be NULL). What a layer retains after
+ * kv_seq_length() tokens is saved, not what its pages happen to hold. Written atomically: whatever
+ * fails, a full disk too, leaves an older file as it was and nothing beside it. */
 int kv_save(struct kv_seq *s, const char *path, const char *const *metadata,
             struct baton_error *e);
 

@@ -134,7 +134,8 @@ static int pool_init(struct kv_pool *p, uint32_t n_tokens, uint32_t n_seqs, uint
                          n_seqs);
     uint32_t local_layers = count_local(g);
     p->table_blocks = (uint32_t)n_global;
-    int rc = blocks_init(&p->group[KV_GLOBAL], g, g->n_layers - local_layers, (uint32_t)n_global, e);
+    int rc = blocks_init(&p->group[KV_GLOBAL], g, g->n_layers - local_layers, (uint32_t)n_global,
+                         e);
     if (rc == 0)
         rc = blocks_init(&p->group[KV_LOCAL], g, local_layers, (uint32_t)n_local, e);
     return rc ? rc : map_memory(p, e);
