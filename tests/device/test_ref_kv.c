@@ -371,7 +371,8 @@ static struct device_array toy_run(struct rig *t, struct toy *m, const int32_t *
         memcpy(batch_ids + skip, ids + at, count * sizeof *ids);
         pages_open(&beside, &t->seed, BATON_F32, LAYERS, KV_HEADS, DIM, 5, 3);
         pages_set_end(pages, at);
-        struct baton_span spans[2] = {{0, 3, 0, 5, beside.views}, {skip, count, at, 2, pages->views}};
+        struct baton_span spans[2] = {{0, 3, 0, 5, beside.views},
+                                      {skip, count, at, 2, pages->views}};
         for (uint32_t i = 0; i < count; i++)
             rows[i] = skip + i;
         struct baton_batch b = {batch_ids, skip + count,         spans + !neighbour, 1 + neighbour,
