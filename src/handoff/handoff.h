@@ -11,8 +11,12 @@
  *
  * A request ends exactly once on each end, by ack, refuse, nack, abort or death; on_end tells, and
  * views given to reserve or layer are not touched after it. Every frame is bounded before it is
- * believed; anything that does not fit the protocol ends the connection with a named error.
+ * believed; anything that does not fit the protocol ends the connection with a named error. A slot
+ * that arrives wrong (digest, position, count) ends its request alone, with BATON_ERR_INTEGRITY.
  * BATON_ERR_PEER after silence of `dead_ns`.
+ *
+ * Threads: one thread at a time. Callbacks run inside step, abort, refuse and close, and may call
+ * any function of this header but step and close.
  */
 #ifndef HANDOFF_HANDOFF_H
 #define HANDOFF_HANDOFF_H
@@ -26,11 +30,22 @@ struct transport;
 struct handoff_conn;
 
 #define HANDOFF_MAX_IDS (1u << 20)
+#define HANDOFF_MAX_VOCAB (1u << 20)
+/* Requests that a connection carries at a time, those included that the peer has yet to close. */
+#define HANDOFF_MAX_REQUESTS 1024u
 
 /* Identity, each part compared by name; all zero = not known, which equals nothing but itself. */
 struct handoff_identity {
     uint8_t arch[32], weights[32], numerics[32], tokenizer[32];
 };
+
+/* Compare every part; BATON_ERR_MISMATCH names the first that differs. Numerics names what the
+ * entries mean (rope, window, KV dtype), not the arithmetic that computed them, so it must match. */
+int handoff_identity_check(const struct handoff_identity *mine,
+                           const struct handoff_identity *theirs, struct baton_error *e);
+/* The same for the cache's shape: counts, dtype, window and the kind of each layer. */
+int handoff_geometry_check(const struct kv_geometry *mine, const struct kv_geometry *theirs,
+                           struct baton_error *e);
 
 /* What a producer offers. Arrays are copied by handoff_offer and, in on_offer, live until return. */
 struct handoff_offer {
@@ -48,8 +63,8 @@ struct handoff_offer {
 struct handoff_commit {
     int32_t argmax; /* of the last prompt position */
     float margin;
-    const float *logits; /* [vocab] where RESERVE asked for it, else NULL */
-    uint32_t vocab;
+    const float *logits; /* [vocab] where RESERVE asked for it, else NULL; copied */
+    uint32_t vocab;      /* 0 without logits */
     uint64_t prefill_ns;     /* compute time */
     uint64_t compute_end_ns; /* CLOCK_MONOTONIC at the end of the last compute; same host only */
 };
@@ -73,13 +88,13 @@ struct handoff_callbacks {
     void (*on_reserve)(void *ctx, uint64_t request, uint32_t held, bool wants_logits);
     /* both: the request is over on this end. code 0 = acknowledged. */
     void (*on_end)(void *ctx, uint64_t request, const struct baton_error *why);
-    void *ctx;
+    void *ctx; /* a callback may be NULL where its role never calls it */
 };
 
 struct handoff_options {
     bool producer;
-    uint64_t heartbeat_ns; /* 0 = 1 s */
-    uint64_t dead_ns;      /* 0 = 10 s */
+    uint64_t heartbeat_ns; /* 0 = 1 s, or a quarter of dead_ns where that is less */
+    uint64_t dead_ns;      /* 0 = 10 s; more than either end's heartbeat_ns */
 };
 
 /* Takes the transport over (closed with the connection). HELLO is exchanged by the first steps. */
@@ -93,28 +108,38 @@ int handoff_conn_open_fd(int fd, const struct handoff_options *o,
                          struct baton_error *e);
 /* Ends every request (on_end, BATON_ERR_CANCELLED) after trying to tell the peer; NULL is fine. */
 void handoff_conn_close(struct handoff_conn *c);
-/* At most 2 descriptors; *timeout_ns: when step must be called at the latest. Returns how many. */
+/* At most 2 descriptors; *timeout_ns: after how long step must be called at the latest. Returns how
+ * many; 0 once the connection is dead. */
 int handoff_conn_poll(struct handoff_conn *c, struct pollfd *fds, uint64_t *timeout_ns);
-/* Do what can be done now. A negative code: the connection is dead (all requests were ended). */
+/* Do what can be done now, in bounded time. A negative code: the connection is dead (its stream is
+ * closed, all requests were ended, every later call says the same). */
 int handoff_conn_step(struct handoff_conn *c, struct baton_error *e);
 /* true while frames wait to be written. */
 bool handoff_conn_busy(const struct handoff_conn *c);
 
 /* ---- producer ----------------------------------------------------------------------------- */
 
+/* BATON_ERR_BUSY while HANDOFF_MAX_REQUESTS are open or too much waits to be written. An id may be
+ * used again once its request ended on both ends; BATON_ERR_BUSY before. */
 int handoff_offer(struct handoff_conn *c, const struct handoff_offer *o, struct baton_error *e);
-/* Queue positions [first, first+n) of K and V of one layer. The view's blocks must stay untouched
- * until on_end. Splits into pieces of about 1 MiB; digests as it sends. A request's pieces of one
- * layer come in ascending order of positions, each position of the slot exactly once. */
+/* Queue positions [first, first+n) of K and V of one layer, any time after offer: nothing leaves
+ * before on_reserve. The view is copied with its part of the block table, the pages are not: they
+ * must stay untouched until on_end. Splits into pieces of about 1 MiB; digests as it sends. A
+ * request's calls for one layer come in ascending order of positions, each position of the slot
+ * exactly once. Positions that the consumer does not retain or already holds are left out here, so
+ * a caller may pass whole chunks; only pages of retained positions are ever read. */
 int handoff_layer(struct handoff_conn *c, uint64_t request, uint32_t layer,
                   const struct baton_kv_view *view, uint32_t first, uint32_t n,
                   struct baton_error *e);
+/* All layers were queued: COMMIT follows the last of them. May come before on_reserve. A request that
+ * has ended meanwhile is BATON_ERR_CANCELLED, here and in handoff_layer. */
 int handoff_commit(struct handoff_conn *c, uint64_t request, const struct handoff_commit *commit,
                    struct baton_error *e);
 
 /* ---- consumer ----------------------------------------------------------------------------- */
 
-/* Answer an offer: views [n_layers] of the pages lent to it. */
+/* Answer an offer, in on_offer or later: views [n_layers] of the pages lent to it, copied with their
+ * block tables. `held` < n_ids positions are in place already and will not travel. */
 int handoff_reserve(struct handoff_conn *c, uint64_t request, const struct baton_kv_view *views,
                     uint32_t held, bool wants_logits, struct baton_error *e);
 int handoff_refuse(struct handoff_conn *c, uint64_t request, const struct baton_error *why,

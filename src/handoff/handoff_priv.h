@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside handoff: frames as they lie on the wire, requests, and the parts of a connection.
+ *
+ * frame.c    header and bodies, bytes <-> structs; every bound is checked there
+ * offer.c    the body of OFFER, geometry and identity
+ * request.c  the table of requests and how one ends
+ * producer.c consumer.c  the two halves of the protocol
+ * conn.c     input, output, HELLO, heartbeats, death
+ */
+#ifndef HANDOFF_HANDOFF_PRIV_H
+#define HANDOFF_HANDOFF_PRIV_H
+
+#include "base/base.h"
+#include "handoff/handoff.h"
+
+/* ---- the wire (docs/wire.md) ---------------------------------------------------------------- */
+
+#define HANDOFF_MAGIC 0x4E544142u /* "BATN" */
+#define HANDOFF_VERSION 1u
+#define HANDOFF_HEADER 48u
+#define HANDOFF_MAX_PAYLOAD (4u << 20)   /* of one frame: one leaf of the widest row */
+#define HANDOFF_PIECE (1u << 20)         /* what a sender aims at */
+#define HANDOFF_MAX_ROW 65536u           /* bytes of one position of one slot */
+#define HANDOFF_NO_SLOT UINT32_MAX
+
+enum handoff_type {
+    HANDOFF_HELLO = 1,
+    HANDOFF_HEARTBEAT = 2,
+    HANDOFF_BYE = 3,
+    HANDOFF_OFFER = 4,
+    HANDOFF_RESERVE = 5,
+    HANDOFF_REFUSE = 6,
+    HANDOFF_LAYER = 7,
+    HANDOFF_COMMIT = 8,
+    HANDOFF_LOGITS = 9,
+    HANDOFF_ACK = 10,
+    HANDOFF_NACK = 11,
+    HANDOFF_ABORT = 12,
+    HANDOFF_CLOSE = 13,
+    HANDOFF_N_TYPES
+};
+
+#define HANDOFF_FLAG_PAYLOAD 1u /* body_check covers the payload too */
+
+struct handoff_header {
+    uint16_t version;
+    uint8_t type, flags;
+    uint32_t control, payload; /* bytes of each that follow the header, in this order */
+    uint64_t request, sequence;
+    uint64_t body_check;
+};
+
+/* Bytes of bodies; those with a table say how much one entry adds. */
+#define HANDOFF_HELLO_BYTES 96u
+#define HANDOFF_REASON_BYTES 256u
+#define HANDOFF_OFFER_BYTES 192u
+#define HANDOFF_OFFER_LAYER_BYTES 16u
+#define HANDOFF_RESERVE_BYTES 96u
+#define HANDOFF_LAYER_BYTES 32u
+#define HANDOFF_COMMIT_BYTES 128u
+#define HANDOFF_COMMIT_SLOT_BYTES 40u
+#define HANDOFF_LOGITS_BYTES 16u
+#define HANDOFF_ACK_BYTES 32u
+#define HANDOFF_NACK_BYTES (8u + HANDOFF_REASON_BYTES)
+
+static inline void handoff_put16(uint8_t *p, uint16_t v)
+{
+    p[0] = (uint8_t)v;
+    p[1] = (uint8_t)(v >> 8);
+}
+
+static inline void handoff_put32(uint8_t *p, uint32_t v)
+{
+    handoff_put16(p, (uint16_t)v);
+    handoff_put16(p + 2, (uint16_t)(v >> 16));
+}
+
+static inline void handoff_put64(uint8_t *p, uint64_t v)
+{
+    handoff_put32(p, (uint32_t)v);
+    handoff_put32(p + 4, (uint32_t)(v >> 32));
+}
+
+static inline uint16_t handoff_get16(const uint8_t *p)
+{
+    return (uint16_t)(p[0] | p[1] << 8);
+}
+
+static inline uint32_t handoff_get32(const uint8_t *p)
+{
+    return handoff_get16(p) | (uint32_t)handoff_get16(p + 2) << 16;
+}
+
+static inline uint64_t handoff_get64(const uint8_t *p)
+{
+    return handoff_get32(p) | (uint64_t)handoff_get32(p + 4) << 32;
+}
+
+const char *handoff_type_name(unsigned type);
+/* Write the header, its check included; body_check must be set. */
+void handoff_header_write(uint8_t raw[HANDOFF_HEADER], const struct handoff_header *h);
+/* Read a header and believe it: magic, check, version, type, who may send it, sizes in bounds. */
+int handoff_header_read(const uint8_t raw[HANDOFF_HEADER], bool from_producer,
+                        struct handoff_header *h, struct baton_error *e);
+/* The check over a body: payload is hashed where `flags` says so. */
+uint64_t handoff_body_check(unsigned flags, const uint8_t *control, size_t control_n,
+                            const uint8_t *payload, size_t payload_n);
+
+struct handoff_hello {
+    uint16_t min_version, max_version;
+    uint32_t role; /* 1 producer, 2 consumer */
+    uint32_t auth; /* how frames are authenticated; 0 = not at all */
+    uint64_t heartbeat_ns, dead_ns;
+    uint8_t nonce[32];
+};
+void handoff_hello_write(uint8_t *p, const struct handoff_hello *h);
+int handoff_hello_read(const uint8_t *p, struct handoff_hello *h, struct baton_error *e);
+
+void handoff_reason_write(uint8_t *p, const struct baton_error *why);
+/* A stranger's reason made harmless: a known code, printable UTF-8. */
+void handoff_reason_read(const uint8_t *p, struct baton_error *why);
+
+void handoff_reserve_write(uint8_t *p, uint32_t held, bool wants_logits);
+int handoff_reserve_read(const uint8_t *p, uint32_t *held, bool *wants_logits,
+                         struct baton_error *e);
+
+struct handoff_piece { /* body of LAYER */
+    uint32_t layer, which, first, count, dtype;
+};
+void handoff_piece_write(uint8_t *p, const struct handoff_piece *x);
+int handoff_piece_read(const uint8_t *p, struct handoff_piece *x, struct baton_error *e);
+
+struct handoff_totals { /* fixed part of COMMIT besides struct handoff_commit */
+    uint32_t slots, pieces;
+    uint64_t bytes;
+    bool logits_follow;
+    uint8_t digest[32], logits_digest[32];
+};
+void handoff_commit_write(uint8_t *p, const struct handoff_commit *m,
+                          const struct handoff_totals *t);
+/* `n`: bytes of the control body, which must be exactly those of t->slots entries. */
+int handoff_commit_read(const uint8_t *p, size_t n, struct handoff_commit *m,
+                        struct handoff_totals *t, struct baton_error *e);
+
+size_t handoff_offer_bytes(const struct handoff_offer *o);
+void handoff_offer_write(uint8_t *p, const struct handoff_offer *o);
+/* ids point into p, which is rewritten in the host's order. *table: the layer table in p. */
+int handoff_offer_read(uint8_t *p, size_t n, struct handoff_offer *o, const uint8_t **table,
+                       struct baton_error *e);
+/* The layer table against the retention rule; BATON_ERR_MISMATCH names the layer. */
+int handoff_offer_check_table(const struct handoff_offer *o, const uint8_t *table,
+                              struct baton_error *e);
+/* Limits that hold for both ends; `code` is what a breach is to the caller. */
+int handoff_geometry_limits(const struct kv_geometry *g, int code, struct baton_error *e);
+
+/* ---- requests ------------------------------------------------------------------------------- */
+
+enum handoff_state {
+    HANDOFF_OFFERED,   /* OFFER sent or taken, no answer yet */
+    HANDOFF_RESERVED,  /* pieces travel */
+    HANDOFF_COMMITTED, /* COMMIT sent or taken: the logits row, then the answer */
+    HANDOFF_ENDED,     /* over on this end; kept until both ends sent their final frame */
+};
+
+/* One slot under way, at either end. */
+struct handoff_slot {
+    uint32_t first, next;     /* positions [first, next) were sent or have landed */
+    struct kv_digest *sum;    /* from the first piece to the last */
+    uint8_t digest[32];       /* once next == n_ids; zero where digests are off */
+};
+
+/* A view with its own layout and block table, so that nobody's later growth moves it. */
+struct handoff_view {
+    struct baton_kv_view view;
+    struct baton_kv_layout layout;
+    int32_t *blocks;
+};
+/* Copies what [first, end) needs of the table. */
+int handoff_view_copy(struct handoff_view *dst, const struct baton_kv_view *src, uint32_t first,
+                      uint32_t end, struct baton_error *e);
+void handoff_view_free(struct handoff_view *v); /* accepts a zeroed one */
+
+/* A range that the producer queued, and where its pages are. */
+struct handoff_job {
+    struct handoff_job *next;
+    uint32_t first, end;
+    struct handoff_view view;
+};
+
+struct handoff_feed { /* producer, one layer */
+    struct handoff_job *jobs, **tail;
+    uint32_t queued; /* positions below are queued or need not travel */
+    bool waiting;    /* is in the request's `turn` */
+};
+
+struct handoff_request {
+    struct handoff_request *next;
+    uint64_t id;
+    enum handoff_state state;
+    bool digest, wants_logits;
+    uint32_t n_ids, held;
+    struct kv_geometry geometry;
+    struct handoff_slot *slots; /* [2 * n_layers], K and V of layer 0, of layer 1, ... */
+    uint32_t slots_done;
+    uint32_t pieces;
+    uint64_t bytes;
+    struct handoff_commit commit; /* commit.logits is `logits` */
+    struct handoff_totals totals; /* consumer: as COMMIT says */
+    float *logits;
+    uint32_t logits_done;
+    /* producer */
+    struct handoff_feed *feeds; /* [n_layers] */
+    uint32_t *turn;             /* ring of layers that have something to send */
+    uint32_t turn_first, turn_n;
+    bool commit_queued;
+    /* consumer */
+    struct handoff_view *views; /* [n_layers] */
+    uint64_t first_byte_ns, last_byte_ns, import_ns, verify_ns;
+};
+
+struct handoff_request *handoff_request_find(struct handoff_conn *c, uint64_t id);
+int handoff_request_add(struct handoff_conn *c, const struct handoff_offer *o,
+                        struct handoff_request **out, struct baton_error *e);
+/* Forget an entry: its id means nothing from here on. */
+void handoff_request_remove(struct handoff_conn *c, struct handoff_request *r);
+/* Log a transition. */
+void handoff_request_note(const struct handoff_conn *c, const struct handoff_request *r,
+                          const char *what);
+/* RESERVE fixes `held`: every slot starts at the first position that is retained and not held. */
+void handoff_request_start(struct handoff_request *r, uint32_t held, bool wants_logits);
+/* SHA-256 over the slot digests in slot order; zero where digests are off. */
+void handoff_request_digest(const struct handoff_request *r, uint8_t out[32]);
+/* Take a piece into its slot's digest; the last one closes the slot. */
+int handoff_request_sum(struct handoff_request *r, uint32_t slot, const struct baton_kv_view *v,
+                        uint32_t first, uint32_t n, struct baton_error *e);
+/* Over on this end: everything is freed but the id, then on_end is called. */
+void handoff_request_end(struct handoff_conn *c, struct handoff_request *r,
+                         const struct baton_error *why);
+/* Send this end's final frame (ABORT, REFUSE, NACK with a reason; ACK, CLOSE without), then end. */
+void handoff_request_final(struct handoff_conn *c, struct handoff_request *r, unsigned type,
+                           uint32_t slot, const struct baton_error *why);
+/* The peer's final frame came: answer it with CLOSE unless ours went before; end; forget the id. */
+void handoff_request_finished(struct handoff_conn *c, struct handoff_request *r,
+                              const struct baton_error *why);
+/* End all, free all. */
+void handoff_request_end_all(struct handoff_conn *c, const struct baton_error *why);
+
+/* ---- connection ----------------------------------------------------------------------------- */
+
+/* A frame that waits to be written. Its sequence number is given when its turn comes. */
+struct handoff_out {
+    struct handoff_out *next;
+    struct handoff_header header;
+    const uint8_t *payload; /* in the connection's stage */
+    uint8_t raw[HANDOFF_HEADER];
+    uint8_t control[];
+};
+
+struct handoff_buffer {
+    uint8_t *data;
+    size_t capacity;
+};
+/* Room for n bytes; contents are not kept. */
+int handoff_buffer_fit(struct handoff_buffer *b, size_t n, struct baton_error *e);
+
+enum handoff_part { HANDOFF_IN_HEADER, HANDOFF_IN_CONTROL, HANDOFF_IN_PAYLOAD };
+
+struct handoff_conn {
+    struct transport *t; /* NULL once dead */
+    struct handoff_callbacks cb;
+    bool producer;
+    bool hello_seen;
+    uint64_t heartbeat_ns, dead_ns;
+    uint64_t last_in_ns, last_out_ns;
+    struct baton_error death; /* code != 0: dead, or will be at the end of this step */
+    /* input: the frame under way */
+    enum handoff_part in_part;
+    size_t in_got; /* bytes of the part */
+    uint64_t in_began_ns;
+    uint8_t in_raw[HANDOFF_HEADER];
+    struct handoff_header in;
+    struct handoff_buffer in_control, in_payload;
+    uint64_t in_sequence;
+    /* output */
+    struct handoff_out *out_first, **out_tail; /* not begun yet */
+    size_t out_bytes;
+    struct handoff_out *writing;
+    size_t written;
+    struct handoff_buffer stage; /* payload of the frame under way */
+    uint64_t out_sequence;
+    /* requests */
+    struct handoff_request *requests;
+    uint32_t n_requests;
+};
+
+/* A control frame to be filled and then pushed; NULL without memory. */
+struct handoff_out *handoff_out_new(unsigned type, uint64_t request, size_t control,
+                                    struct baton_error *e);
+void handoff_out_push(struct handoff_conn *c, struct handoff_out *f);
+/* Nothing can be told to the peer any more: the connection dies at the end of this step. */
+void handoff_conn_doom(struct handoff_conn *c, const struct baton_error *why);
+
+/* Frames of the other role, as they came; `r` is the frame's request, never an ended one. A
+ * negative code ends the connection. */
+int handoff_producer_take(struct handoff_conn *c, struct handoff_request *r,
+                          const uint8_t *control, struct baton_error *e);
+int handoff_consumer_offer(struct handoff_conn *c, uint8_t *control, struct baton_error *e);
+int handoff_consumer_take(struct handoff_conn *c, struct handoff_request *r,
+                          const uint8_t *control, uint8_t *payload, struct baton_error *e);
+/* The next frame with a payload that some request has ready, staged, or NULL. */
+struct handoff_out *handoff_producer_next(struct handoff_conn *c);
+/* true while handoff_producer_next would find something. */
+bool handoff_producer_ready(const struct handoff_conn *c);
+
+#endif
