@@ -82,8 +82,7 @@ void base_file_close(struct base_file *f); /* accepts a zeroed struct */
 /* Drop the page cache mapping of [offset, offset+n): whole pages inside it only. */
 void base_file_drop(const struct base_file *f, size_t offset, size_t n);
 /* The whole file as a NUL-terminated buffer (free()), refusing more than `limit` bytes. */
-int base_file_read(const char *path, size_t limit, char **out, size_t *size,
-                   struct baton_error *e);
+int base_file_read(const char *path, size_t limit, char **out, size_t *size, struct baton_error *e);
 /* Write atomically: a temporary name beside it, fsync, rename. A full disk leaves the old file. */
 int base_file_write(const char *path, const void *data, size_t n, struct baton_error *e);
 /* dir + "/" + name, refusing names that leave the folder; free(). */
@@ -102,8 +101,8 @@ int base_json_load(const char *path, size_t limit, struct json_t **out, struct b
  * number are BATON_ERR_INPUT that names `what` and the key. */
 int base_json_u32(const struct json_t *obj, const char *key, bool required, uint32_t min,
                   uint32_t max, uint32_t *out, const char *what, struct baton_error *e);
-int base_json_f64(const struct json_t *obj, const char *key, bool required, double min,
-                  double max, double *out, const char *what, struct baton_error *e);
+int base_json_f64(const struct json_t *obj, const char *key, bool required, double min, double max,
+                  double *out, const char *what, struct baton_error *e);
 int base_json_bool(const struct json_t *obj, const char *key, bool required, bool *out,
                    const char *what, struct baton_error *e);
 /* *out points into obj and lives as long as it. */

@@ -91,7 +91,8 @@ static int read_all(int fd, const char *path, size_t limit, size_t hint, char **
         if (got < 0)
             rc = base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
         else if ((n += (size_t)got) > limit)
-            rc = base_fail(e, BATON_ERR_INPUT, "%s: larger than the %zu bytes allowed", path, limit);
+            rc = base_fail(e, BATON_ERR_INPUT, "%s: larger than the %zu bytes allowed", path,
+                           limit);
         if (rc != 0 || got == 0)
             break;
     }

@@ -69,7 +69,7 @@ static bool word_at(const char *p, const char *end, const char *word)
 /* Behind a number, whole: digits of a fraction or exponent are no integers of their own. */
 static const char *skip_number(const char *p, const char *end)
 {
-    while (p < end && (is_digit(*p) || *p == '.' || *p == 'e' || *p == 'E' || *p == '+' || *p == '-'))
+    while (p < end && (is_digit(*p) || memchr(".eE+-", *p, 5)))
         p++;
     return p;
 }
@@ -77,7 +77,12 @@ static const char *skip_number(const char *p, const char *end)
 static int scan_text(struct scan *s, struct baton_error *e)
 {
     for (const char *p = s->text; p < s->end;) {
-        const char *after;
+        if (*p == '-' || is_digit(*p)) {
+            const char *after;
+            s->n_wide += wide_integer(p, s->end, &after);
+            p = skip_number(after, s->end);
+            continue;
+        }
         switch (*p) {
         case '"':
             p = skip_string(p + 1, s->end);
@@ -98,12 +103,6 @@ static int scan_text(struct scan *s, struct baton_error *e)
                 return base_fail(e, BATON_ERR_INPUT, "%s: line %d: %s is no JSON number", s->what,
                                  line_of(s, p), *p == 'N' ? "NaN" : "Infinity");
             break;
-        case '-':
-        case '0': case '1': case '2': case '3': case '4':
-        case '5': case '6': case '7': case '8': case '9':
-            s->n_wide += wide_integer(p, s->end, &after);
-            p = skip_number(after, s->end);
-            continue;
         default:
             break;
         }

@@ -22,9 +22,9 @@ void base_log(enum base_log_level level, const char *fmt, ...)
     char line[1024];
     int saved = errno; /* a log line between a call and its errno must not change it */
     uint64_t us = base_now_ns() / 1000u;
-    int n = snprintf(line, sizeof line, "[%llu.%06llu] baton[%ld] %s: ",
-                     (unsigned long long)(us / 1000000u), (unsigned long long)(us % 1000000u),
-                     (long)getpid(), names[level]);
+    int n = snprintf(line, sizeof line,
+                     "[%llu.%06llu] baton[%ld] %s: ", (unsigned long long)(us / 1000000u),
+                     (unsigned long long)(us % 1000000u), (long)getpid(), names[level]);
     va_list ap;
     va_start(ap, fmt);
     int m = vsnprintf(line + n, sizeof line - (size_t)n, fmt, ap);
@@ -33,7 +33,8 @@ void base_log(enum base_log_level level, const char *fmt, ...)
     if (len > sizeof line - 1)
         len = sizeof line - 1; /* cut; its last byte becomes the newline */
     line[len] = '\n';
-    ssize_t done = write(STDERR_FILENO, line, len + 1); /* one write: lines of processes mix whole */
+    /* one write, so that lines of several processes stay whole */
+    ssize_t done = write(STDERR_FILENO, line, len + 1);
     (void)done;
     errno = saved;
 }

@@ -55,8 +55,8 @@ void *base_map_alloc(size_t bytes, bool shared, struct baton_error *e)
     }
     if (!p) {
         int err = errno;
-        base_fail_errno(e, BATON_ERR_NOMEM, err, "no memory: %zu bytes asked, %" PRIu64
-                        " available", bytes, available);
+        base_fail_errno(e, BATON_ERR_NOMEM, err,
+                        "no memory: %zu bytes asked, %" PRIu64 " available", bytes, available);
         return NULL;
     }
     if (size >= HUGE_BYTES)

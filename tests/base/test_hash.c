@@ -95,8 +95,8 @@ static void hex_both_ways(void **state)
     assert_true(base_unhex("ABcd", out, 2));
     assert_int_equal(out[0], 0xab);
     assert_true(base_unhex("", out, 0));
-    static const char *const bad[] = {"", "a", "abc", "abcde", "abcdef", "ag12", " bcd", "0x12",
-                                      "ab\ncd", "a\xc3\xa9q"};
+    static const char *const bad[] = {"",     "a",    "abc",  "abcde",  "abcdef",
+                                      "ag12", " bcd", "0x12", "ab\ncd", "a\xc3\xa9q"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         /* in a block of its own, so that reading past the NUL is seen by ASan */
         char *s = strdup(bad[i]);

@@ -192,8 +192,8 @@ static void load_names_the_file(void **state)
     json_decref(v);
     test_fails(base_json_load(test_path("models/qwen3-tiny/config.json"), 10, &v, &e),
                BATON_ERR_INPUT, "config.json: larger than the 10 bytes", &e);
-    test_fails(base_json_load(test_path("models/none.json"), 10, &v, &e), BATON_ERR_IO,
-               "none.json", &e);
+    test_fails(base_json_load(test_path("models/none.json"), 10, &v, &e), BATON_ERR_IO, "none.json",
+               &e);
     test_fails(base_json_load(test_path("LICENSE"), 1 << 20, &v, &e), BATON_ERR_INPUT, "LICENSE",
                &e);
 }
@@ -201,9 +201,8 @@ static void load_names_the_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refused),       cmocka_unit_test(nesting),
-        cmocka_unit_test(wide_integers), cmocka_unit_test(members),
-        cmocka_unit_test(mutated),       cmocka_unit_test(load_names_the_file),
+        cmocka_unit_test(refused), cmocka_unit_test(nesting), cmocka_unit_test(wide_integers),
+        cmocka_unit_test(members), cmocka_unit_test(mutated), cmocka_unit_test(load_names_the_file),
     };
     return cmocka_run_group_tests_name("base-json", tests, NULL, NULL);
 }

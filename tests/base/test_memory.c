@@ -63,7 +63,11 @@ static void zeroed_and_copied(void **state)
 static void arena_blocks_do_not_overlap(void **state)
 {
     enum { N = 3000 };
-    static struct { uint8_t *p; size_t n; uint8_t fill; } blocks[N];
+    static struct {
+        uint8_t *p;
+        size_t n;
+        uint8_t fill;
+    } blocks[N];
     uint64_t seed = test_seed();
     struct baton_error e;
     struct base_arena *a = NULL;

@@ -151,9 +151,12 @@ static void refused_sizes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_item_once),     cmocka_unit_test(late_and_slow_items),
-        cmocka_unit_test(jobs_follow_each_other), cmocka_unit_test(idle_costs_nothing),
-        cmocka_unit_test(signals_stay_with_the_owner), cmocka_unit_test(refused_sizes),
+        cmocka_unit_test(each_item_once),
+        cmocka_unit_test(late_and_slow_items),
+        cmocka_unit_test(jobs_follow_each_other),
+        cmocka_unit_test(idle_costs_nothing),
+        cmocka_unit_test(signals_stay_with_the_owner),
+        cmocka_unit_test(refused_sizes),
     };
     return cmocka_run_group_tests_name("base-pool", tests, NULL, NULL);
 }

@@ -63,8 +63,8 @@ static void probes_fail_where_asked(void **state)
     assert_int_equal(WEXITSTATUS(in_child("here@4=fail", visits)), 0);
     assert_int_equal(WEXITSTATUS(in_child("her=fail", visits)), 0);
     assert_int_equal(WEXITSTATUS(in_child("elsewhere=fail,here@3=fail", visits)), 12);
-    static const char *const bad[] = {"here", "here=", "=fail", "here@0=fail", "here@x=fail",
-                                      "here=delay:", "here=delay:1x", "here=die"};
+    static const char *const bad[] = {"here",        "here=",       "=fail",         "here@0=fail",
+                                      "here@x=fail", "here=delay:", "here=delay:1x", "here=die"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(WEXITSTATUS(in_child(bad[i], quiet_visits)), 0);
 }
