@@ -45,8 +45,12 @@ struct baton_model_options {
     const char *path; /* Hugging Face folder or shape:NAME[:SEED] */
     const char *pin;  /* "sha256:HEX" that the files must have, or NULL */
     uint32_t threads; /* for hashing and binding; 0 = one a core */
-    void (*progress)(void *ctx, const char *what, uint64_t done, uint64_t all); /* may be NULL */
+    /* Told what is read and how far it is; may be NULL. Called by the thread that is in
+     * baton_model_open, baton_model_prepare or baton_engine_open: valid as long as the model. */
+    void (*progress)(void *ctx, const char *what, uint64_t done, uint64_t all);
     void *ctx;
+    bool content_identity; /* hash the weights, so that a peer that opened its own copy of a large
+                              model recognises it; small ones and pinned ones always are */
 };
 int baton_model_open(const struct baton_model_options *o, struct baton_model **out,
                      struct baton_error *e);
@@ -93,9 +97,10 @@ void baton_engine_close(struct baton_engine *en);
 
 enum baton_finish {
     BATON_RUNNING = 0,
-    BATON_STOP = 1,      /* an end token */
+    BATON_STOP = 1,      /* an end token; at a producer: the consumer acknowledged */
     BATON_LENGTH = 2,    /* max_tokens or the context is full */
-    BATON_CANCELLED = 3, /* baton_cancel */
+    BATON_CANCELLED = 3, /* baton_cancel, here (baton_next then returns 0, and at a producer
+                            BATON_ERR_CANCELLED) or at the peer (BATON_ERR_CANCELLED) */
     BATON_FAILED = 4,    /* baton_next returned an error */
 };
 
@@ -129,6 +134,9 @@ struct baton_token {
     uint64_t time_ns;    /* CLOCK_MONOTONIC when it was chosen */
 };
 
+/* Errors of the caller are told here: BATON_ERR_USAGE, BATON_ERR_INPUT, and BATON_ERR_BUSY when 64
+ * requests wait already. Everything later is told by baton_next. The prompt and max_tokens must fit
+ * the engine's ctx together (at a producer: the prompt alone). */
 int baton_submit(struct baton_engine *en, const struct baton_request_options *o,
                  struct baton_request **out, struct baton_error *e);
 /* Pull the next token: 1 = *out is one, 0 = the request is over (see baton_stats.finish), negative =
@@ -137,7 +145,8 @@ int baton_next(struct baton_request *r, struct baton_token *out, int64_t timeout
                struct baton_error *e);
 /* Ask it to stop, here and at the peer, within one step; any thread, async-signal-safe. */
 void baton_cancel(struct baton_request *r);
-/* Cancels if needed, and frees. NULL is fine. */
+/* Cancels if needed, waits until lane and pages are given back, and frees. NULL is fine; fine after
+ * baton_engine_close too. */
 void baton_request_close(struct baton_request *r);
 
 /* Timings of one request, ns, from acceptance by submit(); what did not happen is 0. */
@@ -162,6 +171,7 @@ struct baton_stats {
     char verdict[32]; /* "verified", "off", "failed: ...", "" where native */
     uint64_t kv_bytes, weights_bytes;
     uint32_t steps_by_lanes[9]; /* decode steps of this request by active lanes */
+    uint32_t prefilled_tokens;  /* of the prompt, so far: a progress bar's figure */
 };
 int baton_request_stats(struct baton_request *r, struct baton_stats *out);
 

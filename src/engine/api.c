@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* baton/baton.h: every public symbol, and nothing but the way to what does the work. */
+#include <string.h>
+
+#include "engine/engine_priv.h"
+
+/* Options structs grow at their end: a caller built against a shorter one leaves the rest zero. */
+static int take_options(void *to, size_t size, const void *from, size_t given, const char *what,
+                        struct baton_error *e)
+{
+    if (given < sizeof given || given > 1u << 16)
+        return base_fail(e, BATON_ERR_USAGE, "%s: struct_size is %zu", what, given);
+    memset(to, 0, size);
+    memcpy(to, from, given < size ? given : size);
+    return 0;
+}
+
+int baton_model_open(const struct baton_model_options *o, struct baton_model **out,
+                     struct baton_error *e)
+{
+    struct baton_model_options mine;
+    int rc = take_options(&mine, sizeof mine, o, o->struct_size, "baton_model_options", e);
+    return rc ? rc : engine_model_open(&mine, out, e);
+}
+
+void baton_model_close(struct baton_model *m)
+{
+    engine_model_close(m);
+}
+
+int baton_model_prepare(struct baton_model *m, const char *device, struct baton_error *e)
+{
+    return engine_model_prepare(m, device, e);
+}
+
+uint32_t baton_model_vocab(const struct baton_model *m)
+{
+    return model_config_of(m->model)->vocab;
+}
+
+uint32_t baton_model_layers(const struct baton_model *m)
+{
+    return model_config_of(m->model)->n_layers;
+}
+
+const char *baton_model_arch(const struct baton_model *m)
+{
+    return model_config_of(m->model)->arch;
+}
+
+int baton_tokenize(const struct baton_model *m, const char *text, size_t n, bool chat,
+                   int32_t **ids, size_t *n_ids, struct baton_error *e)
+{
+    return engine_tokenize(m, text, n, chat, ids, n_ids, e);
+}
+
+int baton_detokenize(const struct baton_model *m, const int32_t *ids, size_t n_ids, char **text,
+                     struct baton_error *e)
+{
+    return engine_detokenize(m, ids, n_ids, text, e);
+}
+
+int baton_engine_open(struct baton_model *m, const struct baton_engine_options *o,
+                      struct baton_engine **out, struct baton_error *e)
+{
+    struct baton_engine_options mine;
+    int rc = take_options(&mine, sizeof mine, o, o->struct_size, "baton_engine_options", e);
+    return rc ? rc : engine_open(m, &mine, out, e);
+}
+
+void baton_engine_close(struct baton_engine *en)
+{
+    engine_close(en);
+}
+
+int baton_submit(struct baton_engine *en, const struct baton_request_options *o,
+                 struct baton_request **out, struct baton_error *e)
+{
+    struct baton_request_options mine;
+    int rc = take_options(&mine, sizeof mine, o, o->struct_size, "baton_request_options", e);
+    return rc ? rc : engine_submit(en, &mine, out, e);
+}
+
+int baton_next(struct baton_request *r, struct baton_token *out, int64_t timeout_ns,
+               struct baton_error *e)
+{
+    return engine_request_next(r, out, timeout_ns, e);
+}
+
+void baton_cancel(struct baton_request *r)
+{
+    engine_request_cancel(r);
+}
+
+void baton_request_close(struct baton_request *r)
+{
+    engine_request_close(r);
+}
+
+int baton_request_stats(struct baton_request *r, struct baton_stats *out)
+{
+    return engine_request_stats(r, out);
+}

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The consumer's part: pair offers with submits, lend pages for the import, go on from COMMIT.
+ *
+ * Offer and submit come in either order and wait for each other. Nothing is reserved before both
+ * are there and agree on model, token ids and geometry.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine_priv.h"
+
+/* ---- agreement ---------------------------------------------------------------------------- */
+
+static int check_identity(const struct baton_engine *en, const struct handoff_identity *theirs,
+                          struct baton_error *e)
+{
+    const struct handoff_identity *ours = &en->model->identity;
+    const struct {
+        const char *name;
+        const uint8_t *a, *b;
+    } parts[] = {
+        {"architecture", ours->arch, theirs->arch},
+        {"weights", ours->weights, theirs->weights},
+        {"numerics", ours->numerics, theirs->numerics},
+        {"tokenizer", ours->tokenizer, theirs->tokenizer},
+    };
+    char names[64] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (memcmp(parts[i].a, parts[i].b, 32))
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "",
+                                     parts[i].name);
+    return used ? base_fail(e, BATON_ERR_MISMATCH,
+                            "producer and consumer run different models: %s differ", names)
+                : 0;
+}
+
+/* The dtype may differ: pages are converted on import. */
+static int check_geometry(const struct kv_geometry *ours, const struct kv_geometry *theirs,
+                          struct baton_error *e)
+{
+    if (theirs->n_layers != ours->n_layers || theirs->kv_heads != ours->kv_heads ||
+        theirs->head_dim != ours->head_dim || theirs->window != ours->window)
+        return base_fail(e, BATON_ERR_MISMATCH,
+                         "the producer's KV cache has %u layers of %u heads of %u, window %u; ours "
+                         "%u of %u of %u, window %u",
+                         theirs->n_layers, theirs->kv_heads, theirs->head_dim, theirs->window,
+                         ours->n_layers, ours->kv_heads, ours->head_dim, ours->window);
+    for (uint32_t l = 0; l < ours->n_layers; l++)
+        if (!theirs->local[l] != !ours->local[l])
+            return base_fail(e, BATON_ERR_MISMATCH, "layer %u is %s at the producer, %s here", l,
+                             theirs->local[l] ? "local" : "global",
+                             ours->local[l] ? "local" : "global");
+    return 0;
+}
+
+static int check_ids(const struct engine_ask *a, const struct engine_offer *o,
+                     struct baton_error *e)
+{
+    if (o->n_ids != a->n_ids)
+        return base_fail(e, BATON_ERR_MISMATCH,
+                         "token ids differ: the producer has %u, the consumer %u", o->n_ids,
+                         a->n_ids);
+    for (uint32_t i = 0; i < a->n_ids; i++)
+        if (o->ids[i] != a->ids[i])
+            return base_fail(e, BATON_ERR_MISMATCH,
+                             "token ids differ at %u: %d at the producer, %d at the consumer", i,
+                             o->ids[i], a->ids[i]);
+    return 0;
+}
+
+/* ---- pairing ------------------------------------------------------------------------------ */
+
+/* Consumes the offer. */
+static void pair(struct baton_engine *en, struct engine_session *s, struct engine_offer *o)
+{
+    struct baton_error e;
+    s->serial = o->serial;
+    s->lent = true;
+    s->state = ENGINE_PAIRED;
+    int rc = check_identity(en, &o->identity, &e);
+    if (rc == 0)
+        rc = check_geometry(&en->geometry, &o->geometry, &e);
+    if (rc == 0)
+        rc = check_ids(&s->request->ask, o, &e);
+    free(o);
+    if (rc)
+        engine_session_fail(en, s, &e);
+}
+
+static struct engine_offer *take_offer(struct baton_engine *en, uint64_t id)
+{
+    struct engine_offer **p = &en->offers;
+    while (*p && (*p)->id != id)
+        p = &(*p)->next;
+    struct engine_offer *o = *p;
+    if (o)
+        *p = o->next;
+    return o;
+}
+
+static bool recall(struct baton_engine *en, uint64_t id)
+{
+    for (uint32_t i = 0; i < en->n_cancelled; i++)
+        if (en->cancelled[i] == id) {
+            en->n_cancelled--;
+            memmove(en->cancelled + i, en->cancelled + i + 1,
+                    (en->n_cancelled - i) * sizeof *en->cancelled);
+            return true;
+        }
+    return false;
+}
+
+/* The newest are kept. */
+void engine_consumer_forget(struct baton_engine *en, uint64_t id)
+{
+    recall(en, id);
+    if (en->n_cancelled == ENGINE_MAX_OPEN)
+        recall(en, en->cancelled[0]);
+    en->cancelled[en->n_cancelled++] = id;
+}
+
+void engine_consumer_start(struct baton_engine *en, struct engine_session *s)
+{
+    uint64_t id = s->request->ask.id;
+    s->state = ENGINE_UNPAIRED;
+    recall(en, id);
+    struct engine_offer *o = take_offer(en, id);
+    if (o)
+        pair(en, s, o);
+    else if (en->dead)
+        engine_session_over(en, s, BATON_FAILED, &en->dead_why);
+}
+
+void engine_consumer_offered(struct baton_engine *en, struct engine_offer *o)
+{
+    struct engine_session *s = en->sessions;
+    while (s && !(s->state == ENGINE_UNPAIRED && s->request->ask.id == o->id))
+        s = s->next;
+    if (s) {
+        pair(en, s, o);
+    } else if (recall(en, o->id)) {
+        struct engine_message m = {.kind = ENGINE_REFUSE, .id = o->id, .serial = o->serial};
+        base_fail(&m.why, BATON_ERR_CANCELLED, "cancelled at the consumer");
+        base_queue_push_wait(en->outbox, &m);
+        free(o);
+    } else {
+        o->next = en->offers;
+        en->offers = o;
+    }
+}
+
+void engine_consumer_withdrawn(struct baton_engine *en, uint64_t serial)
+{
+    struct engine_offer **p = &en->offers;
+    while (*p && (*p)->serial != serial)
+        p = &(*p)->next;
+    struct engine_offer *o = *p;
+    if (o) {
+        *p = o->next;
+        free(o);
+    }
+}
+
+/* ---- import ------------------------------------------------------------------------------- */
+
+static bool wants_row(const struct baton_engine *en, const struct engine_ask *a)
+{
+    return a->want_logits ||
+           (!a->n_force && (a->sampling.temperature > 0 ||
+                            (a->min_tokens > 0 && model_config_of(en->model->model)->n_eos > 0)));
+}
+
+/* Lend pages, and a place for the row, to the I/O thread. */
+static int reserve(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
+{
+    const struct engine_ask *a = &s->request->ask;
+    int rc = engine_session_take_pages(en, s, a->n_ids + a->max_tokens, e);
+    if (rc == 0)
+        rc = kv_seq_reserve_import(s->seq, a->n_ids, e);
+    if (rc == 0 && wants_row(en, a) && !(s->row = base_try_alloc(en->vocab, sizeof *s->row, e)))
+        rc = BATON_ERR_NOMEM;
+    if (rc == 0) {
+        engine_count_pages(en);
+        engine_post(en, ENGINE_RESERVE, s, NULL);
+        s->state = ENGINE_IMPORT;
+    }
+    return rc;
+}
+
+void engine_consumer_admit(struct baton_engine *en)
+{
+    struct engine_session *next;
+    bool full = false; /* the oldest that waits for pages is served first */
+    for (struct engine_session *s = en->sessions; s; s = next) {
+        struct baton_error e;
+        next = s->next;
+        if (s->state == ENGINE_PAIRED && !full) {
+            int rc = reserve(en, s, &e);
+            full = rc == BATON_ERR_BUSY;
+            if (rc && !full)
+                engine_session_fail(en, s, &e);
+        } else if (s->state == ENGINE_IMPORTED && engine_session_take_lane(en, s)) {
+            engine_session_begin(en, s, s->row);
+        }
+    }
+}
+
+/* ---- after COMMIT ------------------------------------------------------------------------- */
+
+static void note_result(const struct baton_engine *en, struct engine_session *s)
+{
+    const struct handoff_result *r = &s->result;
+    const struct handoff_commit *c = &r->commit;
+    struct baton_stats *st = &s->stats;
+    st->prefill_ns = c->prefill_ns;
+    st->transfer_ns = r->last_byte_ns - r->first_byte_ns;
+    if (c->compute_end_ns && r->last_byte_ns > c->compute_end_ns)
+        st->exposed_ns = r->last_byte_ns - c->compute_end_ns;
+    st->import_ns = r->import_ns;
+    st->verify_ns = r->verify_ns;
+    st->layers = en->geometry.n_layers;
+    st->slots = r->slots;
+    st->pieces = r->pieces;
+    st->bytes = r->bytes;
+    st->prefilled_tokens = s->request->ask.n_ids;
+    if (r->digested)
+        base_hex(r->digest, 32, st->digest);
+    else
+        strcpy(st->digest, "off");
+    strcpy(st->verdict, r->digested ? "verified" : "off");
+}
+
+void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
+                           const struct baton_error *why)
+{
+    struct baton_error e;
+    if (why->code) {
+        engine_session_over(en, s, BATON_FAILED, why);
+        return;
+    }
+    const struct handoff_commit *c = &s->result.commit;
+    if (!s->committed || c->argmax < 0 || (uint32_t)c->argmax >= en->vocab) {
+        base_fail(&e, BATON_ERR_PEER, "the producer's COMMIT is missing, has no row of %u logits or "
+                  "an argmax out of range", en->vocab);
+        engine_session_over(en, s, BATON_FAILED, &e);
+        return;
+    }
+    s->commit = *c;
+    note_result(en, s);
+    s->state = ENGINE_IMPORTED;
+}

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Engines: opening with everything that can be refused, closing from any half-built state. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/engine_priv.h"
+
+void engine_geometry(const struct model_config *c, uint32_t kv_dtype, struct kv_geometry *out)
+{
+    memset(out, 0, sizeof *out);
+    out->n_layers = c->n_layers;
+    out->kv_heads = c->kv_heads;
+    out->head_dim = c->head_dim;
+    out->dtype = kv_dtype;
+    out->window = c->window;
+    if (c->window)
+        memcpy(out->local, c->local, c->n_layers);
+}
+
+uint32_t engine_blocks_used(const struct baton_engine *en)
+{
+    return atomic_load(&en->blocks_used);
+}
+
+uint64_t engine_kv_bytes(const struct baton_engine *en)
+{
+    return kv_pool_bytes(en->pool);
+}
+
+void engine_peer_error(const struct baton_engine *en, const struct baton_error *why,
+                       struct baton_error *out)
+{
+    struct baton_error inner = *why;
+    if (inner.code != BATON_ERR_PEER)
+        *out = inner;
+    else
+        base_fail(out, BATON_ERR_PEER, "the %s ended or broke the connection: %.180s",
+                  en->role == BATON_PRODUCER ? "consumer" : "producer", inner.text);
+}
+
+void engine_post(struct baton_engine *en, enum engine_kind kind, struct engine_session *s,
+                 const struct baton_error *why)
+{
+    struct engine_message m = {.kind = kind};
+    if (s) {
+        m.id = s->request->ask.id;
+        m.serial = s->serial;
+        m.session = s;
+    }
+    if (why)
+        m.why = *why;
+    base_queue_push_wait(en->outbox, &m);
+}
+
+/* ---- opening ------------------------------------------------------------------------------ */
+
+static int set_role(struct baton_engine *en, const struct baton_engine_options *o,
+                    struct baton_error *e)
+{
+    const struct model_config *c = model_config_of(en->model->model);
+    if (o->role != BATON_BOTH && o->role != BATON_PRODUCER && o->role != BATON_CONSUMER)
+        return base_fail(e, BATON_ERR_USAGE, "no engine role %d", (int)o->role);
+    if (o->lanes > ENGINE_MAX_LANES)
+        return base_fail(e, BATON_ERR_USAGE, "%u lanes asked for, at most %u are possible",
+                         o->lanes, ENGINE_MAX_LANES);
+    if (o->ctx > c->max_positions)
+        return base_fail(e, BATON_ERR_USAGE, "a context of %u asked for, the model has %u positions",
+                         o->ctx, c->max_positions);
+    if (o->role != BATON_BOTH && fcntl(o->peer_fd, F_GETFD) < 0)
+        return base_fail(e, BATON_ERR_USAGE, "peer_fd %d is not an open descriptor", o->peer_fd);
+    en->role = o->role;
+    en->digest = !o->no_digest;
+    en->lanes = o->lanes ? o->lanes : 1;
+    en->vocab = c->vocab;
+    en->ctx = o->ctx;
+    if (!en->ctx)
+        en->ctx = c->max_positions < ENGINE_DEFAULT_CTX ? c->max_positions : ENGINE_DEFAULT_CTX;
+    return 0;
+}
+
+static int check_device(struct baton_engine *en, uint32_t chunk, struct baton_error *e)
+{
+    const struct baton_caps *caps = device_caps(en->binding->device);
+    if (en->role != BATON_CONSUMER && !caps->prefill)
+        return base_fail(e, BATON_ERR_UNSUPPORTED, "device %s can't prefill", caps->name);
+    if (en->role != BATON_PRODUCER && !caps->decode)
+        return base_fail(e, BATON_ERR_UNSUPPORTED, "device %s can't decode", caps->name);
+    if (!caps->host_kv)
+        return base_fail(e, BATON_ERR_UNSUPPORTED, "device %s keeps its own KV cache", caps->name);
+    if (en->lanes > caps->max_lanes || en->lanes > caps->max_rows)
+        return base_fail(e, BATON_ERR_USAGE, "%u lanes asked for, device %s has %u", en->lanes,
+                         caps->name, caps->max_lanes);
+    if (chunk > caps->max_rows)
+        return base_fail(e, BATON_ERR_USAGE, "chunks of %u rows asked for, device %s takes %u",
+                         chunk, caps->name, caps->max_rows);
+    en->chunk = chunk ? chunk : caps->max_rows;
+    return 0;
+}
+
+/* Producer and consumer keep twice as many sequences as lanes, within the same pages, so that one
+ * request travels while another computes. */
+static int open_pool(struct baton_engine *en, struct baton_error *e)
+{
+    const struct baton_caps *caps = device_caps(en->binding->device);
+    uint64_t positions = (uint64_t)en->lanes * en->ctx;
+    uint32_t chunk = en->chunk < en->ctx ? en->chunk : en->ctx;
+    if (positions > INT32_MAX)
+        return base_fail(e, BATON_ERR_NOMEM, "a KV cache of %u lanes with %u positions", en->lanes,
+                         en->ctx);
+    en->max_seqs = en->role == BATON_BOTH ? en->lanes : 2 * en->lanes;
+    en->max_blocks = en->lanes * ((en->ctx + KV_BLOCK - 1) / KV_BLOCK);
+    engine_geometry(model_config_of(en->model->model), caps->kv_dtype, &en->geometry);
+    int rc = kv_pool_open(&en->pool, &en->geometry, (uint32_t)positions, en->max_seqs, chunk, e);
+    if (rc == 0 && !(en->logits = base_try_alloc((size_t)en->lanes * en->vocab, sizeof(float), e)))
+        rc = BATON_ERR_NOMEM;
+    return rc;
+}
+
+static int open_parts(struct baton_engine *en, const struct baton_engine_options *o,
+                      struct baton_error *e)
+{
+    const char *device = o->device ? o->device : "cpu";
+    int rc = engine_wake_open(&en->wake, e);
+    if (rc == 0)
+        rc = base_queue_open(&en->inbox, sizeof(struct engine_message), ENGINE_QUEUE, e);
+    if (rc == 0)
+        rc = base_queue_open(&en->outbox, sizeof(struct engine_message), ENGINE_QUEUE, e);
+    if (rc == 0)
+        rc = model_sampler_open(en->vocab, &en->sampler, e);
+    if (rc == 0)
+        rc = engine_binding_get(en->model, device, o->threads, &en->binding, e);
+    if (rc == 0)
+        rc = check_device(en, o->chunk, e);
+    if (rc == 0)
+        rc = device_program_open(en->binding->device, model_graph(en->binding->bound), &en->program,
+                                 e);
+    return rc ? rc : open_pool(en, e);
+}
+
+static int start_thread(pthread_t *t, void *(*fn)(void *), struct baton_engine *en,
+                        struct baton_error *e)
+{
+    int err = pthread_create(t, NULL, fn, en);
+    return err ? base_fail_errno(e, BATON_ERR_NOMEM, err, "a thread of the engine") : 0;
+}
+
+/* The connection gets a duplicate: the caller's own descriptor is closed when nothing can fail
+ * any more. */
+static int open_peer(struct baton_engine *en, int peer_fd, struct baton_error *e)
+{
+    int fd = fcntl(peer_fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return base_fail_errno(e, BATON_ERR_IO, errno, "peer_fd %d", peer_fd);
+    int rc = engine_io_open(en, fd, e);
+    if (rc) {
+        close(fd);
+        return rc;
+    }
+    rc = start_thread(&en->io_thread, engine_io_thread, en, e);
+    en->io_thread_on = rc == 0;
+    return rc;
+}
+
+static int start(struct baton_engine *en, const struct baton_engine_options *o,
+                 struct baton_error *e)
+{
+    int rc = open_parts(en, o, e);
+    if (rc == 0 && en->role != BATON_BOTH)
+        rc = open_peer(en, o->peer_fd, e);
+    if (rc == 0) {
+        rc = start_thread(&en->thread, engine_thread, en, e);
+        en->thread_on = rc == 0;
+    }
+    if (rc == 0 && en->role != BATON_BOTH)
+        close(o->peer_fd);
+    return rc;
+}
+
+int engine_open(struct baton_model *m, const struct baton_engine_options *o,
+                struct baton_engine **out, struct baton_error *e)
+{
+    sigset_t all, before;
+    struct baton_engine *en = base_try_alloc(1, sizeof *en, e);
+    if (!en)
+        return BATON_ERR_NOMEM;
+    atomic_init(&en->stopping, false);
+    atomic_init(&en->blocks_used, 0);
+    pthread_mutex_init(&en->admit, NULL);
+    en->model = m;
+    int rc = set_role(en, o, e);
+    if (rc == 0) {
+        /* Signals belong to the caller's threads: a handler that cancels must not land here. */
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        rc = start(en, o, e);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    if (rc) {
+        engine_close(en);
+        return rc;
+    }
+    *out = en;
+    return 0;
+}
+
+/* ---- closing ------------------------------------------------------------------------------ */
+
+void engine_close(struct baton_engine *en)
+{
+    if (!en)
+        return;
+    if (en->thread_on) {
+        atomic_store(&en->stopping, true);
+        engine_wake_ring(en->wake);
+        pthread_join(en->thread, NULL);
+    }
+    if (en->io_thread_on) {
+        engine_post(en, ENGINE_STOP, NULL, NULL);
+        pthread_join(en->io_thread, NULL);
+    }
+    engine_io_close(en);
+    device_program_close(en->program);
+    kv_pool_close(en->pool);
+    free(en->logits);
+    model_sampler_close(en->sampler);
+    engine_binding_put(en->model, en->binding);
+    base_queue_close(en->inbox);
+    base_queue_close(en->outbox);
+    engine_wake_put(en->wake);
+    pthread_mutex_destroy(&en->admit);
+    free(en);
+}

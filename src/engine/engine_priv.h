@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside engine: the objects, who owns which of their fields, and the messages between threads.
+ *
+ * Three kinds of threads meet here. A caller's thread knows a request handle, under its lock. The
+ * engine thread owns sessions, lanes, pages and the device; no lock. The I/O thread owns the
+ * connection; it reads and writes a session's pages only between the message that lends them
+ * (LAYER, RESERVE) and the ENDED that it sends back, exactly one for each OFFER sent or received.
+ */
+#ifndef ENGINE_ENGINE_PRIV_H
+#define ENGINE_ENGINE_PRIV_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "base/base.h"
+#include "engine/engine.h"
+#include "handoff/handoff.h"
+#include "model/sampler.h"
+
+#define ENGINE_MAX_LANES 8u
+#define ENGINE_MAX_WAITING 64u
+#define ENGINE_MAX_OPEN (ENGINE_MAX_LANES + ENGINE_MAX_WAITING)
+#define ENGINE_MAX_OFFERS (ENGINE_MAX_OPEN + 64u) /* of one peer, answered or not */
+#define ENGINE_MAX_OFFERED_IDS (4u << 20)         /* in all offers together: 16 MiB */
+#define ENGINE_MAX_ROWS 8u /* rows of logits that wait for a slow caller; then its lane pauses */
+#define ENGINE_DEFAULT_CTX 8192u
+#define ENGINE_CONTENT_BYTES (64u << 20) /* checkpoints up to here are always hashed */
+
+/* ---- model -------------------------------------------------------------------------------- */
+
+/* A device with the weights in its order. */
+struct engine_binding {
+    struct engine_binding *next;
+    char *name;
+    struct device *device;
+    struct model_bound *bound;
+    bool prepared; /* stays with the model; else it goes with the engine that opened it */
+    bool in_use;
+    pid_t started; /* the process that holds its workers; 0 = not started */
+    uint32_t threads;
+};
+
+struct baton_model {
+    struct model *model;
+    struct baton_model_options options; /* path and pin are not used after opening */
+    struct handoff_identity identity;
+    pthread_mutex_t lock; /* bindings, tokenizer, chat */
+    struct engine_binding *bindings;
+    struct model_tokenizer *tokenizer;
+    struct model_chat *chat;
+};
+
+int engine_model_open(const struct baton_model_options *o, struct baton_model **out,
+                      struct baton_error *e);
+void engine_model_close(struct baton_model *m);
+int engine_model_prepare(struct baton_model *m, const char *device, struct baton_error *e);
+int engine_tokenize(const struct baton_model *m, const char *text, size_t n, bool chat,
+                    int32_t **ids, size_t *n_ids, struct baton_error *e);
+int engine_detokenize(const struct baton_model *m, const int32_t *ids, size_t n_ids, char **text,
+                      struct baton_error *e);
+/* A started binding for one engine: a prepared one where it is free, else a new one. */
+int engine_binding_get(struct baton_model *m, const char *device, uint32_t threads,
+                       struct engine_binding **out, struct baton_error *e);
+void engine_binding_put(struct baton_model *m, struct engine_binding *b); /* NULL is fine */
+/* Fill m->identity: content or lineage, see identity.c. */
+int engine_identity_fill(struct baton_model *m, struct baton_error *e);
+
+/* ---- requests ----------------------------------------------------------------------------- */
+
+/* What wakes the engine thread from a signal handler; outlives the engine for late cancels. */
+struct engine_wake {
+    atomic_uint refs;
+    int fd; /* eventfd */
+};
+int engine_wake_open(struct engine_wake **out, struct baton_error *e);
+void engine_wake_put(struct engine_wake *w); /* NULL is fine */
+void engine_wake_ring(struct engine_wake *w);
+
+/* What was asked for; immutable after submit. */
+struct engine_ask {
+    uint64_t id;
+    int32_t *ids;   /* [n_ids] */
+    int32_t *force; /* [n_force] */
+    uint32_t n_ids, n_force;
+    uint32_t max_tokens, min_tokens;
+    enum baton_mode mode;
+    bool ignore_eos, want_logits;
+    struct model_sampling sampling;
+    char *kv_save; /* NULL = no */
+    uint64_t accepted_ns;
+};
+
+struct engine_token {
+    int32_t id, argmax;
+    float margin;
+    float *logits; /* owned until taken; NULL where not wanted */
+    uint64_t time_ns;
+};
+
+struct baton_request {
+    atomic_uint refs; /* the caller's and the session's */
+    atomic_bool cancel;
+    struct engine_wake *wake;
+    struct engine_ask ask;
+    pthread_mutex_t lock; /* all that follows */
+    pthread_cond_t cond;
+    struct engine_token *tokens; /* all that were generated; [taken, n) wait for the caller */
+    uint32_t n, cap, taken;
+    uint32_t n_rows;             /* rows of logits among those that wait */
+    float *current;              /* the row that the caller looks at */
+    bool over;
+    struct baton_error error;    /* code 0 = ended well */
+    struct baton_stats stats;
+};
+
+int engine_request_open(struct engine_wake *wake, const struct baton_request_options *o,
+                        struct baton_request **out, struct baton_error *e);
+void engine_request_put(struct baton_request *r); /* NULL is fine */
+/* Engine thread: hand a token over, with a copy of its row where `vocab` is not 0. */
+int engine_request_push(struct baton_request *r, const struct engine_token *t, const float *row,
+                        uint32_t vocab, const struct baton_stats *stats, struct baton_error *e);
+void engine_request_publish(struct baton_request *r, const struct baton_stats *stats);
+/* Nothing follows. why->code 0 = ended well. */
+void engine_request_finish(struct baton_request *r, const struct baton_stats *stats,
+                           const struct baton_error *why);
+/* Too many rows of logits wait for the caller. */
+bool engine_request_stalled(struct baton_request *r);
+int engine_request_next(struct baton_request *r, struct baton_token *out, int64_t timeout_ns,
+                        struct baton_error *e);
+void engine_request_cancel(struct baton_request *r);
+void engine_request_close(struct baton_request *r);
+int engine_request_stats(struct baton_request *r, struct baton_stats *out);
+
+/* ---- sessions ----------------------------------------------------------------------------- */
+
+enum engine_state {
+    ENGINE_WAITING,   /* both, producer: for pages and a lane */
+    ENGINE_PREFILL,   /* both, producer: chunks run */
+    ENGINE_PREFILLED, /* producer: pages lent until the peer acknowledged */
+    ENGINE_UNPAIRED,  /* consumer: no offer yet */
+    ENGINE_PAIRED,    /* consumer: offer accepted, waits for pages */
+    ENGINE_IMPORT,    /* consumer: pages lent to the I/O thread */
+    ENGINE_IMPORTED,  /* consumer: verified, waits for a lane */
+    ENGINE_DECODE,    /* both, consumer: one row a step */
+    ENGINE_CLOSING,   /* given up here, waits for ENDED */
+};
+
+/* An offer that arrived, as a message and while it waits for its submit. */
+struct engine_offer {
+    struct engine_offer *next;
+    uint64_t id, serial;
+    struct handoff_identity identity;
+    struct kv_geometry geometry;
+    uint32_t n_ids;
+    int32_t ids[]; /* [n_ids] */
+};
+
+struct engine_session {
+    struct engine_session *next; /* in order of submission */
+    struct baton_request *request;
+    enum engine_state state;
+    uint64_t serial; /* of its offer */
+    bool lent;       /* the I/O thread knows it and will send ENDED */
+    int lane;        /* -1 = none */
+    struct kv_seq *seq;
+    uint32_t blocks;  /* of the pool's budget, committed to it */
+    uint32_t done;    /* prompt positions computed */
+    int32_t *context; /* [n_ids + max_tokens] prompt, then output */
+    uint32_t n_out;
+    struct baton_stats stats;
+    struct baton_error why; /* CLOSING: what to report; code 0 = cancelled here */
+    /* producer */
+    uint32_t *sent;       /* [n_layers] position up to which the layer was given to the I/O thread */
+    atomic_bool reserved; /* set by the I/O thread: the peer's pages are there */
+    bool commit_sent;
+    /* producer: the last row, read by the I/O thread until ENDED. consumer: written by it between
+     * RESERVE and ENDED, as are result and committed. */
+    float *row; /* [vocab] */
+    struct handoff_commit commit;
+    struct handoff_result result;
+    bool committed;
+};
+
+int engine_submit(struct baton_engine *en, const struct baton_request_options *o,
+                  struct baton_request **out, struct baton_error *e);
+void engine_session_free(struct engine_session *s); /* no pages, no lane; NULL is fine */
+/* Take pages for a session whose sequence will reach n_tokens positions; BATON_ERR_BUSY: not now. */
+int engine_session_take_pages(struct baton_engine *en, struct engine_session *s,
+                              uint32_t n_tokens, struct baton_error *e);
+void engine_session_drop_pages(struct baton_engine *en, struct engine_session *s);
+/* The lowest free lane; false where there is none. */
+bool engine_session_take_lane(struct baton_engine *en, struct engine_session *s);
+void engine_session_drop_lane(struct baton_engine *en, struct engine_session *s);
+/* Into the stats: positions that the layers of each kind hold after the prompt. */
+void engine_session_note_positions(const struct baton_engine *en, struct engine_session *s);
+/* Make the pool's figure known to other threads. */
+void engine_count_pages(struct baton_engine *en);
+/* The cache stands: save it where asked, choose token 1 from `row` (or from the commit where NULL)
+ * and go on decoding. */
+void engine_session_begin(struct baton_engine *en, struct engine_session *s, const float *row);
+/* Choose the next token from a row of logits and hand it over. */
+void engine_session_choose(struct baton_engine *en, struct engine_session *s, const float *row);
+/* Give it up with a reason (code 0: cancelled here); the peer is told where there is one. */
+void engine_session_fail(struct baton_engine *en, struct engine_session *s,
+                         const struct baton_error *why);
+/* It is over: give everything back, tell the caller, free. finish FAILED becomes CANCELLED where
+ * `why` says so (code 0: here). */
+void engine_session_over(struct baton_engine *en, struct engine_session *s,
+                         enum baton_finish finish, const struct baton_error *why);
+
+/* ---- messages ----------------------------------------------------------------------------- */
+
+enum engine_kind {
+    /* to the engine thread */
+    ENGINE_SUBMIT,   /* session */
+    ENGINE_OFFERED,  /* offer, owned by the receiver */
+    ENGINE_RESERVED, /* id: the peer has pages */
+    ENGINE_ENDED,    /* id, why: the request is over at the connection */
+    ENGINE_DEAD,     /* why: the connection is; all its requests were ended before */
+    /* to the I/O thread */
+    ENGINE_OFFER,   /* session */
+    ENGINE_LAYER,   /* id, view, layer, first, n */
+    ENGINE_COMMIT,  /* session */
+    ENGINE_RESERVE, /* session */
+    ENGINE_REFUSE,  /* id, why */
+    ENGINE_ABORT,   /* id, why */
+    ENGINE_STOP,
+};
+
+struct engine_message {
+    enum engine_kind kind;
+    uint64_t id, serial; /* serial tells a request from a later one of the same id */
+    struct engine_session *session;
+    struct engine_offer *offer;
+    struct baton_kv_view view;
+    uint32_t layer, first, n;
+    struct baton_error why;
+};
+
+/* Both ways have room for all that can be under way, besides LAYER: the I/O thread never waits for
+ * the engine thread, the engine thread may wait for the I/O thread. */
+#define ENGINE_QUEUE (4u * (ENGINE_MAX_OPEN + ENGINE_MAX_OFFERS))
+
+/* ---- I/O thread --------------------------------------------------------------------------- */
+
+/* A request at the connection. */
+struct engine_io_entry {
+    bool used;
+    uint64_t id, serial;
+    uint32_t n_ids;
+    struct engine_session *session; /* NULL: an offer that waits */
+    bool wants_logits;
+};
+
+struct engine_io {
+    struct handoff_conn *conn;
+    struct engine_io_entry entries[ENGINE_MAX_OFFERS];
+    uint64_t serial;    /* consumer: of the last offer */
+    uint64_t *refusals; /* offers beyond the bounds, to be refused after the step */
+    size_t n_refusals, cap_refusals;
+    bool dead, stop;
+    struct baton_error why;
+};
+
+/* The connection over fd, which is its own on success. */
+int engine_io_open(struct baton_engine *en, int fd, struct baton_error *e);
+void engine_io_close(struct baton_engine *en); /* after its thread ended; half-built is fine */
+void *engine_io_thread(void *engine);
+
+/* ---- engine ------------------------------------------------------------------------------- */
+
+struct baton_engine {
+    /* set at opening */
+    struct baton_model *model;
+    struct engine_binding *binding;
+    struct device_program *program;
+    enum baton_role role;
+    uint32_t lanes, ctx, chunk, vocab;
+    uint32_t max_blocks, max_seqs; /* budget: pages of lanes * ctx positions, open sequences */
+    bool digest;
+    struct kv_geometry geometry;
+    struct kv_pool *pool;
+    struct model_sampler *sampler;
+    struct engine_wake *wake;
+    struct base_queue *inbox, *outbox; /* to the engine thread, to the I/O thread */
+    pthread_t thread, io_thread;
+    bool thread_on, io_thread_on;
+    /* any thread */
+    atomic_bool stopping;
+    atomic_uint blocks_used;
+    pthread_mutex_t admit; /* open_ids, n_open */
+    uint64_t open_ids[ENGINE_MAX_OPEN];
+    uint32_t n_open;
+    /* engine thread */
+    struct engine_session *sessions;
+    struct engine_session *lane[ENGINE_MAX_LANES];
+    struct engine_offer *offers;
+    uint32_t n_blocks, n_seqs; /* committed */
+    uint64_t serial;
+    float *logits; /* [lanes, vocab] */
+    bool chunk_last; /* the last turn was a prefill chunk: decode goes first */
+    uint64_t cancelled[ENGINE_MAX_OPEN]; /* consumer: ids given up before their offer came */
+    uint32_t n_cancelled;
+    bool dead; /* the connection; `dead_why` says why */
+    struct baton_error dead_why;
+    /* I/O thread */
+    struct engine_io io;
+};
+
+int engine_open(struct baton_model *m, const struct baton_engine_options *o,
+                struct baton_engine **out, struct baton_error *e);
+void engine_close(struct baton_engine *en);
+void *engine_thread(void *engine);
+/* Tell the I/O thread about a session's request. */
+void engine_post(struct baton_engine *en, enum engine_kind kind, struct engine_session *s,
+                 const struct baton_error *why);
+/* The text of an error that names which role ended, where the peer did. */
+void engine_peer_error(const struct baton_engine *en, const struct baton_error *why,
+                       struct baton_error *out);
+
+/* ---- roles -------------------------------------------------------------------------------- */
+
+/* Pages, a lane and the first chunk's turn; BATON_ERR_BUSY: not now. */
+int engine_start_prefill(struct baton_engine *en, struct engine_session *s, uint32_t n_tokens,
+                         struct baton_error *e);
+/* producer.c */
+void engine_producer_start(struct baton_engine *en, struct engine_session *s);
+void engine_producer_admit(struct baton_engine *en);
+/* Give the I/O thread every position of `layer` that can be sent when `computed` are there. */
+void engine_producer_layer(struct baton_engine *en, struct engine_session *s, uint32_t layer,
+                           uint32_t computed);
+/* After the last chunk, with its row in s->row. */
+void engine_producer_prefilled(struct baton_engine *en, struct engine_session *s);
+void engine_producer_reserved(struct baton_engine *en, struct engine_session *s);
+
+/* consumer.c */
+void engine_consumer_start(struct baton_engine *en, struct engine_session *s);
+void engine_consumer_offered(struct baton_engine *en, struct engine_offer *offer);
+void engine_consumer_admit(struct baton_engine *en);
+void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
+                           const struct baton_error *why);
+/* An offer that waited is gone. */
+void engine_consumer_withdrawn(struct baton_engine *en, uint64_t serial);
+/* A request was given up before its offer came: refuse that one when it comes. */
+void engine_consumer_forget(struct baton_engine *en, uint64_t id);
+
+#endif
