@@ -13,6 +13,7 @@
 
 /* In the order in which they are listed; ends with NULL. A device adds its own line. */
 static const struct device_impl *const impls[] = {
+    &device_cpu,
     &device_cpu_ref,
     NULL,
 };
