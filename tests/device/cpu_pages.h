@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pages as the cpu device wants them, shuffled and poisoned like those of pages.h, and the list of
- * instruction sets that this machine can run. */
+/* Pages as the cpu device wants them, shuffled and poisoned like those of pages.h, and what the
+ * instruction set under test is like. */
 #ifndef TESTS_DEVICE_CPU_PAGES_H
 #define TESTS_DEVICE_CPU_PAGES_H
 
@@ -37,9 +37,6 @@ static inline void cpu_pages_open(struct pages *p, uint64_t *seed, uint32_t n_la
         p->views[i] = (struct baton_kv_view){l, k, v, p->table, n_blocks, 0, 0};
     }
 }
-
-static const char *const cpu_isas[] = {"scalar", "avx2", "avx512bf16"};
-enum { CPU_N_ISAS = 3 };
 
 /* "cpu,isa=NAME", or NULL with a printed reason where this machine cannot run it. */
 static inline const char *cpu_isa_device(const char *isa)
