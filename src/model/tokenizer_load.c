@@ -21,36 +21,56 @@ struct census {
     size_t text_bytes; /* likewise */
 };
 
-static int count_token(struct model_load *l, struct census *c, const char *s, size_t n,
-                       const json_t *id)
+static int bad_id(struct model_load *l, const char *s, size_t n)
 {
-    if (!json_is_integer(id) || json_integer_value(id) < 0 ||
-        json_integer_value(id) >= MODEL_TOK_IDS_MAX)
-        return base_fail(l->e, BATON_ERR_INPUT,
-                         "%s: the id of token \"%s\" is no integer in [0, %d)", l->what,
-                         model_quote(s, n).text,
-                         MODEL_TOK_IDS_MAX);
-    uint32_t end = (uint32_t)json_integer_value(id) + 1;
-    if (end > c->n_ids)
-        c->n_ids = end;
-    c->n_tokens++;
-    c->text_bytes += n; /* at most the file's size */
-    return 0;
+    return base_fail(l->e, BATON_ERR_INPUT,
+                     "%s: the id of token \"%s\" is no integer in [0, %d)", l->what,
+                     model_quote(s, n).text, MODEL_TOK_IDS_MAX);
 }
 
-static int census_take(struct model_load *l, const json_t *vocab, const json_t *added,
-                       struct census *c)
+static void count_token(struct census *c, size_t n, uint32_t id)
 {
-    const char *key;
-    json_t *value;
+    if (id >= c->n_ids)
+        c->n_ids = id + 1;
+    c->n_tokens++;
+    c->text_bytes += n; /* at most the file's size */
+}
+
+/* One pass over the vocabulary: counts where c is given, adds where it is not. */
+static int walk_vocab(struct model_load *l, struct census *c)
+{
+    struct model_cursor at = {l->vocab.from, l->vocab.from, l->vocab.to, l->what, l->e};
+    struct model_text token = {0};
+    bool first = true;
+    int rc = model_cursor_expect(&at, '{');
+    while (rc == 0 && (rc = model_cursor_next(&at, '}', &first)) > 0) {
+        uint32_t id;
+        token.n = 0;
+        rc = model_cursor_string(&at, &token);
+        if (rc == 0)
+            rc = model_cursor_expect(&at, ':');
+        if (rc)
+            break;
+        if (!model_cursor_u32(&at, &id) || id >= MODEL_TOK_IDS_MAX)
+            rc = bad_id(l, token.data, token.n);
+        else if (c)
+            count_token(c, token.n, id);
+        else
+            rc = model_vocab_add(&l->t->vocab, token.n ? token.data : "", token.n, id,
+                                 MODEL_TOKEN_MODEL, l->what, l->e);
+    }
+    free(token.data);
+    return rc;
+}
+
+static int count_added(struct model_load *l, const json_t *added, struct census *c)
+{
+    const json_t *a;
     size_t i;
-    int rc = 0;
-    json_object_foreach((json_t *)vocab, key, value)
-        if ((rc = count_token(l, c, key, strlen(key), value)))
-            return rc;
-    json_array_foreach(added, i, value) {
+    json_array_foreach(added, i, a) {
         const char *content = NULL;
-        rc = base_json_str(value, "content", true, &content, l->what, l->e);
+        const json_t *id = json_object_get(a, "id");
+        int rc = base_json_str(a, "content", true, &content, l->what, l->e);
         if (rc)
             return rc;
         size_t n = strlen(content);
@@ -58,102 +78,112 @@ static int census_take(struct model_load *l, const json_t *vocab, const json_t *
             return base_fail(l->e, BATON_ERR_INPUT,
                              "%s: added token %zu has %zu bytes, not 1 to %d", l->what, i, n,
                              MODEL_TOK_ADDED_MAX);
-        if ((rc = count_token(l, c, content, n, json_object_get(value, "id"))))
-            return rc;
+        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
+            json_integer_value(id) >= MODEL_TOK_IDS_MAX)
+            return bad_id(l, content, n);
+        count_token(c, n, (uint32_t)json_integer_value(id));
     }
-    return rc;
+    return 0;
 }
 
-static int load_vocab(struct model_load *l, const json_t *vocab, const json_t *added)
+static int load_vocab(struct model_load *l, const json_t *added)
 {
     struct census c = {0};
-    int rc = census_take(l, vocab, added, &c);
+    int rc = walk_vocab(l, &c);
+    if (rc == 0)
+        rc = count_added(l, added, &c);
     if (rc == 0 && c.n_tokens == 0)
         rc = base_fail(l->e, BATON_ERR_INPUT, "%s: the vocabulary is empty", l->what);
     if (rc == 0)
         rc = model_vocab_init(&l->t->vocab, c.n_ids, (uint32_t)c.n_tokens, c.text_bytes, l->e);
-    if (rc)
-        return rc;
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)vocab, key, value) {
-        rc = model_vocab_add(&l->t->vocab, key, strlen(key), (uint32_t)json_integer_value(value),
-                             MODEL_TOKEN_MODEL, l->what, l->e);
-        if (rc)
-            return rc;
-    }
-    return 0;
+    return rc ? rc : walk_vocab(l, NULL);
 }
 
 /* ---- merges ------------------------------------------------------------------------------------ */
 
-/* "a b" or ["a", "b"] to two parts. */
-static int merge_parts(struct model_load *l, size_t i, const json_t *m, const char *part[2],
-                       size_t n[2])
+static int bad_merge(struct model_load *l, uint32_t i, const char *why)
 {
-    if (json_is_string(m)) {
-        part[0] = json_string_value(m);
-        const char *space = strchr(part[0], ' ');
-        if (space && !strchr(space + 1, ' ')) {
-            n[0] = (size_t)(space - part[0]);
-            part[1] = space + 1;
-            n[1] = strlen(part[1]);
-            return 0;
-        }
-    } else if (json_array_size(m) == 2 && json_is_string(json_array_get(m, 0)) &&
-               json_is_string(json_array_get(m, 1))) {
-        for (unsigned k = 0; k < 2; k++) {
-            part[k] = json_string_value(json_array_get(m, k));
-            n[k] = strlen(part[k]);
-        }
-        return 0;
-    }
-    return base_fail(l->e, BATON_ERR_INPUT, "%s: merge %zu is no pair of two tokens", l->what, i);
+    return base_fail(l->e, BATON_ERR_INPUT, "%s: merge %u %s", l->what, i, why);
 }
 
-static int load_merge(struct model_load *l, size_t i, const json_t *m, struct model_text *joined)
+/* "a b" or ["a", "b"] put together in `joined`; *n_left bytes of it are the left part. */
+static int merge_parts(struct model_load *l, struct model_cursor *at, uint32_t i,
+                       struct model_text *joined, size_t *n_left)
 {
-    const char *part[2] = {NULL, NULL};
-    size_t n[2] = {0, 0};
-    int rc = merge_parts(l, i, m, part, n);
-    if (rc)
-        return rc;
-    /* With an empty part the result would be its own other part: a merge without end. All other
-     * merges make a longer token, so there can be no cycle among them. */
-    if (n[0] == 0 || n[1] == 0)
-        return base_fail(l->e, BATON_ERR_INPUT, "%s: merge %zu is a cycle: it makes its own part",
-                         l->what, i);
     joined->n = 0;
-    rc = model_text_add(joined, part[0], n[0], l->e);
-    if (rc == 0)
-        rc = model_text_add(joined, part[1], n[1], l->e);
+    bool pair = model_cursor_peek(at) == '[';
+    if (pair)
+        at->p++;
+    int rc = model_cursor_string(at, joined);
+    *n_left = joined->n;
+    if (rc == 0 && pair) {
+        rc = model_cursor_expect(at, ',');
+        if (rc == 0)
+            rc = model_cursor_string(at, joined);
+        return rc ? rc : model_cursor_expect(at, ']');
+    }
     if (rc)
         return rc;
-    const struct model_vocab *v = &l->t->vocab;
-    int32_t left = model_vocab_find(v, part[0], n[0]), right = model_vocab_find(v, part[1], n[1]);
-    int32_t id = model_vocab_find(v, joined->data, joined->n);
-    if (left < 0 || right < 0 || id < 0)
-        return base_fail(l->e, BATON_ERR_INPUT, "%s: merge %zu: \"%s\" is not in the vocabulary",
-                         l->what, i,
-                         left < 0    ? model_quote(part[0], n[0]).text
-                         : right < 0 ? model_quote(part[1], n[1]).text
-                                     : model_quote(joined->data, joined->n).text);
-    model_bpe_add(&l->t->bpe, v->seed, (uint32_t)left, (uint32_t)right, (uint32_t)i, (uint32_t)id);
+    char *space = joined->n ? memchr(joined->data, ' ', joined->n) : NULL;
+    if (!space || memchr(space + 1, ' ', joined->n - (size_t)(space + 1 - joined->data)))
+        return bad_merge(l, i, "is no pair of two tokens");
+    *n_left = (size_t)(space - joined->data);
+    joined->n--;
+    memmove(space, space + 1, joined->n - *n_left);
     return 0;
 }
 
-static int load_merges(struct model_load *l, const json_t *merges)
+static int add_merge(struct model_load *l, uint32_t i, const char *s, size_t n, size_t n_left)
 {
-    size_t n = json_array_size(merges);
-    if (!json_is_array(merges) || n > MODEL_TOK_MERGES_MAX)
-        return base_fail(l->e, BATON_ERR_INPUT, "%s: merges is no list of at most %d (%zu)",
-                         l->what, MODEL_TOK_MERGES_MAX, n);
-    int rc = model_bpe_init(&l->t->bpe, (uint32_t)n, l->e);
+    const struct model_vocab *v = &l->t->vocab;
+    /* With an empty part the result would be its own other part: a merge without end. All other
+     * merges make a longer token, so there can be no cycle among them. */
+    if (n_left == 0 || n_left == n)
+        return bad_merge(l, i, "is a cycle: it makes its own part");
+    const struct {
+        const char *s;
+        size_t n;
+    } token[3] = {{s, n_left}, {s + n_left, n - n_left}, {s, n}};
+    int32_t id[3];
+    for (unsigned k = 0; k < 3; k++) {
+        id[k] = model_vocab_find(v, token[k].s, token[k].n);
+        if (id[k] < 0)
+            return base_fail(l->e, BATON_ERR_INPUT,
+                             "%s: merge %u: \"%s\" is not in the vocabulary", l->what, i,
+                             model_quote(token[k].s, token[k].n).text);
+    }
+    model_bpe_add(&l->t->bpe, v->seed, (uint32_t)id[0], (uint32_t)id[1], i, (uint32_t)id[2]);
+    return 0;
+}
+
+/* One pass over the merges: counts where `adds` is false. */
+static int walk_merges(struct model_load *l, bool adds, uint32_t *n)
+{
+    struct model_cursor at = {l->merges.from, l->merges.from, l->merges.to, l->what, l->e};
     struct model_text joined = {0};
-    for (size_t i = 0; i < n && rc == 0; i++)
-        rc = load_merge(l, i, json_array_get(merges, i), &joined);
+    bool first = true;
+    size_t n_left = 0;
+    int rc = model_cursor_expect(&at, '[');
+    for (*n = 0; rc == 0 && (rc = model_cursor_next(&at, ']', &first)) > 0; ++*n) {
+        if (*n == MODEL_TOK_MERGES_MAX)
+            rc = base_fail(l->e, BATON_ERR_INPUT, "%s: there are more than %d merges", l->what,
+                           MODEL_TOK_MERGES_MAX);
+        else
+            rc = merge_parts(l, &at, *n, &joined, &n_left);
+        if (rc == 0 && adds)
+            rc = add_merge(l, *n, joined.data, joined.n, n_left);
+    }
     free(joined.data);
     return rc;
+}
+
+static int load_merges(struct model_load *l)
+{
+    uint32_t n;
+    int rc = walk_merges(l, false, &n);
+    if (rc == 0)
+        rc = model_bpe_init(&l->t->bpe, n, l->e);
+    return rc ? rc : walk_merges(l, true, &n);
 }
 
 /* ---- the model --------------------------------------------------------------------------------- */
@@ -207,18 +237,14 @@ static int load_options(struct model_load *l, const json_t *model)
 
 static int load_model(struct model_load *l)
 {
-    const json_t *model = json_object_get(l->root, "model");
-    const json_t *vocab = json_object_get(model, "vocab");
     const json_t *added = json_object_get(l->root, "added_tokens");
-    if (!json_is_object(model) || !json_is_object(vocab))
-        return base_fail(l->e, BATON_ERR_INPUT, "%s: there is no model with a vocab", l->what);
     if (added && !json_is_null(added) && !json_is_array(added))
         return base_fail(l->e, BATON_ERR_INPUT, "%s: added_tokens is no list", l->what);
-    int rc = load_vocab(l, vocab, added);
+    int rc = load_vocab(l, added);
     if (rc == 0)
-        rc = load_options(l, model);
+        rc = load_options(l, json_object_get(l->root, "model"));
     if (rc == 0)
-        rc = load_merges(l, json_object_get(model, "merges"));
+        rc = load_merges(l);
     if (rc == 0)
         model_bpe_index(&l->t->bpe, &l->t->vocab);
     return rc;
@@ -309,14 +335,30 @@ static int load_added(struct model_load *l)
 
 /* ---- the whole --------------------------------------------------------------------------------- */
 
+/* The small parts as a tree, the large ones as spans. */
+static int read_json(struct model_load *l, const char *json, size_t n)
+{
+    struct model_text rest = {0};
+    size_t valid = model_utf8_valid(json, n);
+    if (n > MODEL_TOK_FILE_MAX)
+        return base_fail(l->e, BATON_ERR_INPUT, "%s: %zu bytes, at most %d are read", l->what, n,
+                         MODEL_TOK_FILE_MAX);
+    if (valid < n)
+        return base_fail(l->e, BATON_ERR_INPUT, "%s: not UTF-8 at byte %zu", l->what, valid);
+    int rc = model_json_spans(json, n, l->what, &l->vocab, &l->merges, l->e);
+    if (rc == 0)
+        rc = model_json_rest(json, n, l->vocab, l->merges, &rest, l->e);
+    if (rc == 0)
+        rc = base_json_parse(rest.data, rest.n, l->what, &l->root, l->e);
+    free(rest.data);
+    return rc;
+}
+
 int model_tokenizer_parse(const char *json, size_t n, const char *what,
                           struct model_tokenizer **out, struct baton_error *e)
 {
     struct model_load l = {.what = what, .e = e};
-    if (n > MODEL_TOK_FILE_MAX)
-        return base_fail(e, BATON_ERR_INPUT, "%s: %zu bytes, at most %d are read", what, n,
-                         MODEL_TOK_FILE_MAX);
-    int rc = base_json_parse(json, n, what, &l.root, e);
+    int rc = read_json(&l, json, n);
     if (rc)
         return rc;
     l.t = base_try_alloc(1, sizeof *l.t, e);
