@@ -25,7 +25,8 @@ static void fill(struct baton_error *e, int code, const char *fmt, va_list ap)
     trim_utf8(e->text, sizeof e->text);
 }
 
-int base_fail(struct baton_error *e, int code, const char *fmt, ...)
+/* The names are in parentheses because base.h makes macros of them for the analyzer. */
+int(base_fail)(struct baton_error *e, int code, const char *fmt, ...)
 {
     if (e) {
         va_list ap;
@@ -36,7 +37,7 @@ int base_fail(struct baton_error *e, int code, const char *fmt, ...)
     return code;
 }
 
-int base_fail_errno(struct baton_error *e, int code, int err, const char *fmt, ...)
+int(base_fail_errno)(struct baton_error *e, int code, int err, const char *fmt, ...)
 {
     if (e) {
         va_list ap;

@@ -38,7 +38,7 @@ static void *no_memory(size_t n, size_t size, struct baton_error *e)
     return NULL;
 }
 
-void *base_try_alloc(size_t n, size_t size, struct baton_error *e)
+void *(base_try_alloc)(size_t n, size_t size, struct baton_error *e)
 {
     size_t bytes;
     if (!array_bytes(n, size, &bytes))
