@@ -137,7 +137,8 @@ static bool find_token(struct model_added_walk *w, size_t *from, size_t *to, int
         }
         if (flags & MODEL_TOKEN_RSTRIP)
             *to = spaces_after(w->s, w->n, *to);
-        return true;
+        if (*from < *to) /* else the token before it took all of this one as its spaces */
+            return true;
     }
     return false;
 }

@@ -40,6 +40,7 @@ struct model_load {
     struct json_t *root;
     struct model_span vocab, merges;
     struct model_tokenizer *t;
+    unsigned templates; /* of the post-processor */
     bool decoder_ends; /* ByteLevel or Fuse came: nothing may follow */
     struct baton_error *e;
 };

@@ -276,33 +276,19 @@ static int template_special(struct model_load *l, const json_t *part, const json
     return 0;
 }
 
-/* A later template wraps what an earlier one made: its ids go outside. */
-static int wrap(struct model_load *l, const int32_t *before, unsigned n_before,
-                const int32_t *after, unsigned n_after)
-{
-    struct model_tokenizer *t = l->t;
-    if (t->n_before + n_before > MODEL_TOK_SPECIALS_MAX ||
-        t->n_after + n_after > MODEL_TOK_SPECIALS_MAX)
-        return base_fail(l->e, BATON_ERR_INPUT, "%s: post_processor: more than %d special tokens",
-                         l->what, MODEL_TOK_SPECIALS_MAX);
-    memmove(t->before + n_before, t->before, t->n_before * sizeof *before);
-    memcpy(t->before, before, n_before * sizeof *before);
-    memcpy(t->after + t->n_after, after, n_after * sizeof *after);
-    t->n_before += n_before;
-    t->n_after += n_after;
-    return 0;
-}
-
 static int load_template(struct model_load *l, const json_t *part)
 {
-    int32_t ids[2][MODEL_TOK_SPECIALS_MAX];
-    unsigned n[2] = {0, 0}, side = 0; /* 0 before the text, 1 after it */
+    int32_t *const ids[2] = {l->t->before, l->t->after};
+    unsigned *const n[2] = {&l->t->n_before, &l->t->n_after};
+    unsigned side = 0; /* 0 before the text, 1 after it */
     const json_t *single = json_object_get(part, "single"), *step;
     size_t i;
+    if (l->templates++ > 0) /* the package has no meaning for a second one either */
+        return base_fail(l->e, BATON_ERR_INPUT, "%s: post_processor: two templates", l->what);
     json_array_foreach(single, i, step) {
         const json_t *special = json_object_get(step, "SpecialToken");
         if (special) {
-            int rc = template_special(l, part, special, ids[side], &n[side]);
+            int rc = template_special(l, part, special, ids[side], n[side]);
             if (rc)
                 return rc;
         } else if (json_object_get(step, "Sequence") && side == 0) {
@@ -314,7 +300,7 @@ static int load_template(struct model_load *l, const json_t *part)
     if (side == 0 || i < json_array_size(single))
         return base_fail(l->e, BATON_ERR_INPUT,
                          "%s: post_processor: single is no text among special tokens", l->what);
-    return wrap(l, ids[0], n[0], ids[1], n[1]);
+    return 0;
 }
 
 static int load_post_part(struct model_load *l, const json_t *part, const char *type)
