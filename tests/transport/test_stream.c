@@ -80,7 +80,7 @@ static void *talk(void *arg)
     size_t sent = 0, moved;
     fill(&k->send_seed, out, k->to_send);
     while ((sent < k->to_send || k->to_recv > 0) && !k->why[0]) {
-        size_t before = sent + k->to_recv;
+        size_t left = k->to_send - sent + k->to_recv;
         if (sent < k->to_send) {
             if (send_some(k, out + sent, k->to_send - sent, &moved, &e))
                 snprintf(k->why, sizeof k->why, "send: %.100s", e.text);
@@ -90,7 +90,8 @@ static void *talk(void *arg)
             if (recv_some(k, buf, sizeof buf, &moved))
                 k->to_recv -= moved;
         }
-        if (before == sent + k->to_recv && !ends_ready(k->t, sent < k->to_send, HANG_MS))
+        bool idle = left == k->to_send - sent + k->to_recv;
+        if (idle && !ends_ready(k->t, sent < k->to_send, HANG_MS))
             snprintf(k->why, sizeof k->why, "no event with %zu sent, %zu to come", sent,
                      k->to_recv);
     }
