@@ -185,7 +185,9 @@ static int take_hello(struct handoff_conn *c, const uint8_t *control, struct bat
     if (h.role != (c->producer ? 2u : 1u))
         return base_fail(e, BATON_ERR_MISMATCH, "this end is a %s and needs a %s, the peer is %s",
                          c->producer ? "producer" : "consumer", peer_role(c),
-                         h.role == 1 ? "a producer too" : h.role == 2 ? "a consumer too" : "neither");
+                         h.role == 1   ? "a producer too"
+                         : h.role == 2 ? "a consumer too"
+                                       : "neither");
     if (h.auth != 0)
         return base_fail(e, BATON_ERR_UNSUPPORTED, "the peer wants authentication %u", h.auth);
     if (h.heartbeat_ns >= c->dead_ns || c->heartbeat_ns >= h.dead_ns)
@@ -352,8 +354,7 @@ int handoff_conn_open(struct transport *t, const struct handoff_options *o,
     if (!o->heartbeat_ns && c->heartbeat_ns > c->dead_ns / 4)
         c->heartbeat_ns = c->dead_ns / 4 ? c->dead_ns / 4 : 1;
     c->out_tail = &c->out_first;
-    c->last_in_ns = c->last_out_ns = base_now_ns();
-    int rc = c->heartbeat_ns < c->dead_ns
+    int rc = c->heartbeat_ns < c->dead_ns / 2 + 1
                  ? push_hello(c, e)
                  : base_fail(e, BATON_ERR_USAGE, "heartbeats every %llu ns, death after %llu ns",
                              (unsigned long long)c->heartbeat_ns, (unsigned long long)c->dead_ns);
@@ -413,10 +414,15 @@ bool handoff_conn_busy(const struct handoff_conn *c)
     return c->t && (c->writing || c->out_first || handoff_producer_ready(c));
 }
 
-/* Silence either way: a heartbeat when nothing else went out, death when nothing came in. */
+/* Silence either way: a heartbeat when nothing else went out, death when nothing came in. Silence
+ * counts while this end listens: one that was stopped itself for long (a suspended shell job, both
+ * processes alike) listens anew before it judges. */
 static int conn_clock(struct handoff_conn *c, struct baton_error *e)
 {
     uint64_t now = base_now_ns();
+    if (now - c->last_step_ns > c->dead_ns / 2)
+        c->last_in_ns = now;
+    c->last_step_ns = now;
     if (now - c->last_in_ns >= c->dead_ns)
         return base_fail(e, BATON_ERR_PEER, "%s silent for %.1f s", peer_role(c),
                          (double)(now - c->last_in_ns) * 1e-9);
@@ -470,9 +476,11 @@ int handoff_conn_poll(struct handoff_conn *c, struct pollfd *fds, uint64_t *time
     *timeout_ns = 0;
     if (!c->t)
         return 0;
-    uint64_t now = base_now_ns(), due = c->last_in_ns + c->dead_ns;
+    uint64_t now = base_now_ns(), due = now + c->heartbeat_ns, dead = c->last_in_ns + c->dead_ns;
     if (c->hello_seen && !has_output(c) && due > c->last_out_ns + c->heartbeat_ns)
         due = c->last_out_ns + c->heartbeat_ns;
+    if (due > dead)
+        due = dead;
     *timeout_ns = due > now && !c->death.code ? due - now : 0;
     return transport_poll(c->t, has_output(c), fds);
 }

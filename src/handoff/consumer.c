@@ -72,9 +72,10 @@ static int views_take(struct handoff_request *r, const struct baton_kv_view *vie
         int rc = handoff_view_copy(&r->views[l], &views[l], first, r->n_ids, e);
         if (rc)
             return rc;
-        const struct handoff_view *v = &r->views[l];
-        for (uint32_t b = lay->block ? first / lay->block : 0; v->blocks && b < v->view.n_blocks; b++)
-            if (v->blocks[b] < 0)
+        const int32_t *blocks = r->views[l].blocks;
+        uint32_t b = lay->block ? first / lay->block : 0;
+        for (; blocks && b < r->views[l].view.n_blocks; b++)
+            if (blocks[b] < 0)
                 return base_fail(e, BATON_ERR_USAGE, "layer %u: no page for block %u", l, b);
     }
     return 0;

@@ -67,7 +67,8 @@ static int header_bounds(const struct handoff_header *h, bool from_producer,
                          struct baton_error *e)
 {
     if (h->version != HANDOFF_VERSION)
-        return base_fail(e, BATON_ERR_MISMATCH, "frame %llu has wire version %u, this end speaks %u",
+        return base_fail(e, BATON_ERR_MISMATCH,
+                         "frame %llu has wire version %u, this end speaks %u",
                          (unsigned long long)h->sequence, h->version, HANDOFF_VERSION);
     if (h->type == 0 || h->type >= HANDOFF_N_TYPES)
         return base_fail(e, BATON_ERR_PEER, "frame %llu has unknown type %u",

@@ -40,14 +40,15 @@ struct handoff_identity {
 };
 
 /* Compare every part; BATON_ERR_MISMATCH names the first that differs. Numerics names what the
- * entries mean (rope, window, KV dtype), not the arithmetic that computed them, so it must match. */
+ * entries mean (rope, window, KV dtype), not the arithmetic that computed them: it must match. */
 int handoff_identity_check(const struct handoff_identity *mine,
                            const struct handoff_identity *theirs, struct baton_error *e);
 /* The same for the cache's shape: counts, dtype, window and the kind of each layer. */
 int handoff_geometry_check(const struct kv_geometry *mine, const struct kv_geometry *theirs,
                            struct baton_error *e);
 
-/* What a producer offers. Arrays are copied by handoff_offer and, in on_offer, live until return. */
+/* What a producer offers. Arrays are copied by handoff_offer; in on_offer they live until it
+ * returns. */
 struct handoff_offer {
     uint64_t request;
     struct handoff_identity identity;
@@ -94,7 +95,8 @@ struct handoff_callbacks {
 struct handoff_options {
     bool producer;
     uint64_t heartbeat_ns; /* 0 = 1 s, or a quarter of dead_ns where that is less */
-    uint64_t dead_ns;      /* 0 = 10 s; more than either end's heartbeat_ns */
+    uint64_t dead_ns;      /* 0 = 10 s; at least twice this end's heartbeat_ns, and more than the
+                              peer's. Counted from the first step on, while this end is stepped */
 };
 
 /* Takes the transport over (closed with the connection). HELLO is exchanged by the first steps. */
@@ -131,15 +133,15 @@ int handoff_offer(struct handoff_conn *c, const struct handoff_offer *o, struct 
 int handoff_layer(struct handoff_conn *c, uint64_t request, uint32_t layer,
                   const struct baton_kv_view *view, uint32_t first, uint32_t n,
                   struct baton_error *e);
-/* All layers were queued: COMMIT follows the last of them. May come before on_reserve. A request that
- * has ended meanwhile is BATON_ERR_CANCELLED, here and in handoff_layer. */
+/* All layers were queued: COMMIT follows the last of them. May come before on_reserve. A request
+ * that has ended meanwhile is BATON_ERR_CANCELLED, here and in handoff_layer. */
 int handoff_commit(struct handoff_conn *c, uint64_t request, const struct handoff_commit *commit,
                    struct baton_error *e);
 
 /* ---- consumer ----------------------------------------------------------------------------- */
 
-/* Answer an offer, in on_offer or later: views [n_layers] of the pages lent to it, copied with their
- * block tables. `held` < n_ids positions are in place already and will not travel. */
+/* Answer an offer, in on_offer or later: views [n_layers] of the pages lent to it, copied with
+ * their block tables. `held` < n_ids positions are in place already and will not travel. */
 int handoff_reserve(struct handoff_conn *c, uint64_t request, const struct baton_kv_view *views,
                     uint32_t held, bool wants_logits, struct baton_error *e);
 int handoff_refuse(struct handoff_conn *c, uint64_t request, const struct baton_error *why,

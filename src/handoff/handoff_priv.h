@@ -271,7 +271,7 @@ struct handoff_conn {
     bool producer;
     bool hello_seen;
     uint64_t heartbeat_ns, dead_ns;
-    uint64_t last_in_ns, last_out_ns;
+    uint64_t last_in_ns, last_out_ns, last_step_ns; /* 0 = not yet */
     struct baton_error death; /* code != 0: dead, or will be at the end of this step */
     /* input: the frame under way */
     enum handoff_part in_part;

@@ -191,7 +191,8 @@ int handoff_geometry_check(const struct kv_geometry *mine, const struct kv_geome
                              parts[i].name, parts[i].a, parts[i].b);
     for (uint32_t l = 0; l < mine->n_layers; l++)
         if (!mine->local[l] != !theirs->local[l])
-            return base_fail(e, BATON_ERR_MISMATCH, "geometry: layer %u is %s here, not at the peer",
-                             l, mine->local[l] ? "local" : "global");
+            return base_fail(e, BATON_ERR_MISMATCH,
+                             "geometry: layer %u is %s here, not at the peer", l,
+                             mine->local[l] ? "local" : "global");
     return 0;
 }

@@ -148,7 +148,7 @@ static inline bool cache_equals(const struct cache *c, const struct truth *t)
 
 enum rig_answer { RIG_RESERVE, RIG_WAIT, RIG_REFUSE };
 
-/* One end and what its callbacks saw, by request id (0 to RIG_IDS - 1). */
+/* One end and what its callbacks saw, by request id modulo RIG_IDS. */
 struct end {
     struct handoff_conn *conn;
     int rc; /* of the last step; != 0: dead */
@@ -180,7 +180,8 @@ static inline uint64_t ids_sum(const int32_t *ids, uint32_t n)
 static inline void end_reserve(struct end *end, uint64_t id)
 {
     struct baton_error e;
-    test_ok(handoff_reserve(end->conn, id, kv_seq_views(end->into[id]->seq), end->give_held[id],
+    unsigned i = id % RIG_IDS;
+    test_ok(handoff_reserve(end->conn, id, kv_seq_views(end->into[i]->seq), end->give_held[i],
                             end->want_logits, &e), &e);
 }
 
@@ -188,11 +189,11 @@ static void rig_offer(void *ctx, const struct handoff_offer *o)
 {
     struct end *end = ctx;
     struct baton_error e, why;
-    assert_true(o->request < RIG_IDS);
-    end->offers[o->request]++;
-    end->offer[o->request] = *o;
-    end->offer[o->request].ids = NULL;
-    end->ids_sum[o->request] = ids_sum(o->ids, o->n_ids);
+    unsigned i = o->request % RIG_IDS;
+    end->offers[i]++;
+    end->offer[i] = *o;
+    end->offer[i].ids = NULL;
+    end->ids_sum[i] = ids_sum(o->ids, o->n_ids);
     if (end->answer == RIG_RESERVE)
         end_reserve(end, o->request);
     base_fail(&why, BATON_ERR_BUSY, "no pages for request %d", (int)o->request);
@@ -203,14 +204,14 @@ static void rig_offer(void *ctx, const struct handoff_offer *o)
 static void rig_commit(void *ctx, uint64_t id, const struct handoff_result *r)
 {
     struct end *end = ctx;
-    assert_true(id < RIG_IDS);
-    assert_int_equal(end->ends[id], 0);
-    end->commits[id]++;
-    end->result[id] = *r;
+    unsigned i = id % RIG_IDS;
+    assert_int_equal(end->ends[i], 0);
+    end->commits[i]++;
+    end->result[i] = *r;
     if (r->commit.logits) {
-        free(end->logits[id]);
-        end->logits[id] = malloc(r->commit.vocab * sizeof(float));
-        memcpy(end->logits[id], r->commit.logits, r->commit.vocab * sizeof(float));
+        free(end->logits[i]);
+        end->logits[i] = malloc(r->commit.vocab * sizeof(float));
+        memcpy(end->logits[i], r->commit.logits, r->commit.vocab * sizeof(float));
     }
     if (end->abort_in_commit)
         handoff_abort(end->conn, id, NULL);
@@ -219,18 +220,18 @@ static void rig_commit(void *ctx, uint64_t id, const struct handoff_result *r)
 static void rig_reserve(void *ctx, uint64_t id, uint32_t held, bool wants)
 {
     struct end *end = ctx;
-    assert_true(id < RIG_IDS);
-    end->reserves[id]++;
-    end->held[id] = held;
-    end->wants[id] = wants;
+    unsigned i = id % RIG_IDS;
+    end->reserves[i]++;
+    end->held[i] = held;
+    end->wants[i] = wants;
 }
 
 static void rig_end(void *ctx, uint64_t id, const struct baton_error *why)
 {
     struct end *end = ctx;
-    assert_true(id < RIG_IDS);
-    end->ends[id]++;
-    end->why[id] = *why;
+    unsigned i = id % RIG_IDS;
+    end->ends[i]++;
+    end->why[i] = *why;
 }
 
 static inline void end_open(struct end *end, struct transport *t, bool producer, uint64_t dead_ns)

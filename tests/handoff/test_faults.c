@@ -310,18 +310,18 @@ static void test_mangled(void **state)
     caches_close(&s);
 }
 
-/* A peer that keeps its stream open and says nothing more is dead after dead_ns, and is called so. */
+/* A peer that keeps its stream open and says nothing more is dead after dead_ns. */
 static void test_stall(void **state)
 {
     struct scene s = {.digest = true};
     uint64_t bytes[2];
     caches_open(&s);
     clean_run(&s, bytes);
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 6; i++) {
         struct baton_error e;
         struct transport *t[2];
         int side = i % 2;
-        const uint64_t dead = 30000000u;
+        const uint64_t dead = 200000000u;
         test_ok(transport_inproc_pair(1 << 16, &t[0], &t[1], &e), &e);
         uint64_t at = test_range(&seed, 0, (uint32_t)bytes[side] - 1);
         test_ok(transport_faulty_open(t[side], TRANSPORT_FAULT_STALL, at, 1, &t[side], &e), &e);
@@ -341,8 +341,8 @@ static void test_stall(void **state)
         }
         assert_true(base_now_ns() - t0 >= dead);
         assert_int_equal(other->rc, BATON_ERR_PEER);
-        assert_non_null(strstr(other->death.text, side ? "consumer silent for 0.0 s"
-                                                       : "producer silent for 0.0 s"));
+        assert_non_null(strstr(other->death.text, side ? "consumer silent for 0.2 s"
+                                                       : "producer silent for 0.2 s"));
         scene_check(&s);
         assert_int_equal(other->ends[0], side ? 1 : s.c.offers[0]);
         end_close(&s.p);
