@@ -40,8 +40,8 @@ static bool misaligned(const struct model_entry *x)
 }
 
 /* *data: the entry's bytes, where they are or in *copy (base_map_free). */
-static int get_bytes(const struct model *m, size_t entry, struct base_pool *pool,
-                     const void **data, void **copy, struct baton_error *e)
+static int get_bytes(const struct model *m, size_t entry, struct base_pool *pool, const void **data,
+                     void **copy, struct baton_error *e)
 {
     const struct model_entry *x = &m->entries[entry];
     *copy = NULL;
@@ -64,8 +64,8 @@ static int get_bytes(const struct model *m, size_t entry, struct base_pool *pool
 
 /* ---- binding -------------------------------------------------------------------------------- */
 
-static int bind_entry(const struct model *m, size_t entry, struct base_pool *pool,
-                      struct device *d, struct device_weight **out, struct baton_error *e)
+static int bind_entry(const struct model *m, size_t entry, struct base_pool *pool, struct device *d,
+                      struct device_weight **out, struct baton_error *e)
 {
     const struct model_entry *x = &m->entries[entry];
     int64_t width = (int64_t)model_dtype_bytes(x->dtype);
@@ -134,8 +134,8 @@ static void make_graph(struct model_bound *b, const struct model_config *c)
     b->graph.ctx = &b->weights;
     b->graph.n_layers = c->n_layers;
     b->graph.vocab = c->vocab;
-    b->graph.scratch_cols =
-        4 * c->hidden + 2 * model_q_cols(c) + 2 * model_kv_cols(c) + 2 * c->inner;
+    b->graph.scratch_cols = 4 * c->hidden + 2 * model_q_cols(c) + 2 * model_kv_cols(c) +
+                            2 * c->inner;
     b->graph.max_cols = largest(c->hidden, model_q_cols(c), c->inner);
 }
 
@@ -151,8 +151,8 @@ int model_bind(const struct model *m, struct device *d,
     b->device = d;
     b->weights.config = &m->config;
     b->list = base_try_alloc(m->n_entries, sizeof *b->list, e);
-    b->weights.layers =
-        b->list ? base_try_alloc(m->config.n_layers, sizeof *b->weights.layers, e) : NULL;
+    b->weights.layers = b->list ? base_try_alloc(m->config.n_layers, sizeof *b->weights.layers, e)
+                                : NULL;
     if (b->weights.layers)
         rc = m->is_shape ? base_pool_open(&pool, model_cpus(16), e) : 0;
     if (!rc)

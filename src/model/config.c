@@ -295,8 +295,7 @@ static int read_scales(const json_t *t, struct model_config *c, struct baton_err
 
 /* ---- start and end ids --------------------------------------------------------------------- */
 
-static int add_eos(const json_t *v, struct model_config *c, const char *what,
-                   struct baton_error *e)
+static int add_eos(const json_t *v, struct model_config *c, const char *what, struct baton_error *e)
 {
     if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= c->vocab)
         return base_fail(e, BATON_ERR_INPUT, "%s: eos_token_id is not an id in [0, %u)", what,

@@ -41,8 +41,8 @@ struct model_config {
 };
 
 struct model;
-/* `path` is a Hugging Face folder, or "shape:NAME[:SEED]" for random weights of a known shape made in
- * memory (qwen3-0.6b, qwen3-4b, llama-3.1-8b, gemma-3-1b). Every tensor that the configuration
+/* `path` is a Hugging Face folder, or "shape:NAME[:SEED]" for random weights of a known shape, made
+ * when they are bound or hashed (qwen3-0.6b, qwen3-4b, llama-3.1-8b, gemma-3-1b). Every tensor that the configuration
  * asks for is there with the right shape and dtype when this succeeds; a missing or odd one is
  * BATON_ERR_INPUT naming the tensor, its shape and the expected one. */
 int model_open(const char *path, struct model **out, struct baton_error *e);
@@ -64,10 +64,14 @@ struct model_identity {
     uint8_t arch[32];      /* canonical configuration */
     uint8_t weights[32];   /* over canonical tensor names, dtypes, shapes, bytes; equal for shards */
     uint8_t tokenizer[32]; /* tokenizer.json; zeros where there is none */
-    uint8_t pin[32];       /* SHA-256 of sha256sum's output over config, tokenizer and weight files */
+    /* SHA-256 of what this prints, run in the folder, names in C order and without a path:
+     * LC_ALL=C sha256sum config.json WEIGHT-FILES tokenizer.json
+     * (model.safetensors or the shards; tokenizer.json where there is one; zeros for shape:). */
+    uint8_t pin[32];
 };
 /* Content hashes, in parallel over n_threads; cached by device, inode, size and mtime under
- * $XDG_CACHE_HOME/baton (or ~/.cache/baton) unless `no_cache`. progress (may be NULL) is told bytes done and all. */
+ * $XDG_CACHE_HOME/baton (or ~/.cache/baton) unless `no_cache`. progress (may be NULL) is told bytes
+ * done and all, in the calling thread. */
 int model_hash(const struct model *m, unsigned n_threads, bool no_cache,
                void (*progress)(void *ctx, uint64_t done, uint64_t all), void *ctx,
                struct model_identity *out, struct baton_error *e);

@@ -13,12 +13,12 @@
 /* One tensor that the configuration asks for. The first half is known from the configuration
  * alone; weights.c fills the second from files. Models made by shape: have data == NULL. */
 struct model_entry {
-    char name[80];       /* canonical: as a plain ...ForCausalLM checkpoint spells it */
-    uint32_t layer;      /* or MODEL_NO_LAYER */
-    size_t slot;         /* offset of its pointer in struct model_layer or model_weights */
-    unsigned kind;       /* enum device_weight_kind, combined */
-    bool norm;           /* weight of an RMSNorm */
-    uint32_t n_dims;     /* 1 or 2 */
+    char name[80];   /* canonical: as a plain ...ForCausalLM checkpoint spells it */
+    uint32_t layer;  /* or MODEL_NO_LAYER */
+    size_t slot;     /* offset of its pointer in struct model_layer or model_weights */
+    unsigned kind;   /* enum device_weight_kind, combined */
+    bool norm;       /* weight of an RMSNorm */
+    uint32_t n_dims; /* 1 or 2 */
     uint64_t shape[2];
     uint64_t n_elements;
 
@@ -95,8 +95,7 @@ struct model_rope_params {
  * defaults already in *p. `what` names it in errors. */
 int model_rope_parse(const struct json_t *dict, const char *what, struct model_rope_params *p,
                      struct baton_error *e);
-void model_rope_fill(const struct model_rope_params *p, uint32_t head_dim,
-                     struct device_rope *out);
+void model_rope_fill(const struct model_rope_params *p, uint32_t head_dim, struct device_rope *out);
 
 /* ---- bound weights and forward functions (bind.c, arch/) ----------------------------------- */
 

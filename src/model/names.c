@@ -130,8 +130,8 @@ int model_entries_make(const struct model_config *c, struct model_entry **out, s
                        struct baton_error *e)
 {
     size_t count = 0;
-    struct model_entry *list =
-        base_try_alloc(COUNT(of_model) + c->n_layers * COUNT(of_layer), sizeof *list, e);
+    struct model_entry *list = base_try_alloc(COUNT(of_model) + c->n_layers * COUNT(of_layer),
+                                              sizeof *list, e);
     if (!list)
         return BATON_ERR_NOMEM;
     for (size_t i = 0; i < COUNT(of_model); i++)

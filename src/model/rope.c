@@ -87,8 +87,7 @@ static float llama3(const struct model_rope_params *p, float inv)
     return (1.0f - smooth) * inv / (float)p->factor + smooth * inv;
 }
 
-void model_rope_fill(const struct model_rope_params *p, uint32_t head_dim,
-                     struct device_rope *out)
+void model_rope_fill(const struct model_rope_params *p, uint32_t head_dim, struct device_rope *out)
 {
     memset(out, 0, sizeof *out);
     out->head_dim = head_dim;

@@ -204,10 +204,8 @@ static int read_metadata(struct model_tensors *ts, json_t *v, const char *what,
     json_t *value;
     if (!json_is_object(v))
         return base_fail(e, BATON_ERR_INPUT, "%s: __metadata__ is not an object", what);
-    json_object_foreach(v, key, value)
-        if (!json_is_string(value))
-            return base_fail(e, BATON_ERR_INPUT, "%s: __metadata__ holds something that is no text",
-                             what);
+    json_object_foreach(v, key, value) if (!json_is_string(value)) return base_fail(
+        e, BATON_ERR_INPUT, "%s: __metadata__ holds something that is no text", what);
     ts->metadata = json_incref(v);
     return 0;
 }
@@ -222,7 +220,8 @@ static int read_header(struct model_tensors *ts, json_t *root, const uint8_t *ba
     ts->sorted = base_try_alloc(json_object_size(root) + 1, sizeof *ts->sorted, e);
     if (!ts->sorted)
         return BATON_ERR_NOMEM;
-    json_object_foreach(root, name, v) {
+    json_object_foreach(root, name, v)
+    {
         int rc = !strcmp(name, "__metadata__") ? read_metadata(ts, v, what, e)
                                                : read_tensor(ts, name, v, base, size, what, e);
         if (rc)

@@ -11,9 +11,10 @@
 #include "model/model_priv.h"
 
 #define SIGMA 0.02
-#define QUANTILES 4096u            /* power of two */
+#define QUANTILES 4096u          /* power of two */
 #define STEP 0x9E3779B97F4A7C15u /* splitmix64's: odd, near 2^64 over the golden ratio */
 
+/* clang-format off */
 static const struct {
     const char *name;
     struct model_config config;
@@ -45,6 +46,7 @@ static const struct {
       .n_eos = 2, .bos = 2},
      1e6, 1e4, 6},
 };
+/* clang-format on */
 #define N_SHAPES (sizeof shapes / sizeof *shapes)
 
 /* What config.json would say beyond the numbers of the table. */

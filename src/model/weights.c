@@ -96,7 +96,8 @@ static int add_shards(struct model *m, const json_t *map, struct baton_error *e)
     char buf[64];
     if (!json_is_object(map))
         return base_fail(e, BATON_ERR_INPUT, INDEX ": no weight_map");
-    json_object_foreach((json_t *)(uintptr_t)map, tensor, v) {
+    json_object_foreach((json_t *)(uintptr_t)map, tensor, v)
+    {
         const char *name = json_string_value(v);
         if (!name || !*name || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, ".."))
             return base_fail(e, BATON_ERR_INPUT, INDEX ": '%s' is no file name in this folder",
@@ -167,8 +168,8 @@ static void stored_name(char out[160], const char *canonical, size_t prefix)
         snprintf(out, 160, "%s%s", prefixes[prefix].head, canonical);
 }
 
-static const struct model_tensor *lookup(const struct model *m, const json_t *map,
-                                         const char *name, uint32_t *file)
+static const struct model_tensor *lookup(const struct model *m, const json_t *map, const char *name,
+                                         uint32_t *file)
 {
     if (!map) {
         *file = 0;
@@ -193,8 +194,8 @@ static size_t find_prefix(const struct model *m, const json_t *map)
     return 0;
 }
 
-static int check_tensor(const struct model_entry *x, const struct model_tensor *t,
-                        const char *file, struct baton_error *e)
+static int check_tensor(const struct model_entry *x, const struct model_tensor *t, const char *file,
+                        struct baton_error *e)
 {
     char have[96], want[96];
     if (t->n_dims != x->n_dims || memcmp(t->shape, x->shape, x->n_dims * sizeof *x->shape) != 0)
@@ -202,10 +203,9 @@ static int check_tensor(const struct model_entry *x, const struct model_tensor *
                          t->name, model_shape_text(have, t->shape, t->n_dims),
                          model_shape_text(want, x->shape, x->n_dims));
     if (t->dtype != BATON_F32 && t->dtype != BATON_F16 && t->dtype != BATON_BF16)
-        return base_fail(e, BATON_ERR_INPUT,
-                         "%s: tensor %s %s has dtype %s, weights are F32, F16 or BF16", file,
-                         t->name, model_shape_text(have, t->shape, t->n_dims),
-                         model_dtype_name(t->dtype));
+        return base_fail(
+            e, BATON_ERR_INPUT, "%s: tensor %s %s has dtype %s, weights are F32, F16 or BF16", file,
+            t->name, model_shape_text(have, t->shape, t->n_dims), model_dtype_name(t->dtype));
     return 0;
 }
 

@@ -28,15 +28,15 @@ static const char gemma3_vision[] =
     "\"vision_config\":{\"hidden_size\":1152}}";
 
 /* Parse `base` with the members of `change` (one object) set; a member "-key" removes key. */
-static int with(const char *base, const char *change, struct model_config *c,
-                struct baton_error *e)
+static int with(const char *base, const char *change, struct model_config *c, struct baton_error *e)
 {
     json_error_t err;
     json_t *root = json_loads(base, 0, &err), *add = json_loads(change, 0, &err), *v;
     const char *key;
     if (!root || !add)
         fail_msg("the test's own JSON: %s in %s", err.text, change);
-    json_object_foreach(add, key, v) {
+    json_object_foreach(add, key, v)
+    {
         if (key[0] == '-')
             json_object_del(root, key + 1);
         else
@@ -139,11 +139,17 @@ static void rope_forms(void **state)
         test_ok(with(llama, pairs[i][1], &b, &e), &e);
         assert_memory_equal(a.rope_global.inv_freq, b.rope_global.inv_freq, 32);
     }
-    test_ok(with(gemma3, "{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},"
-                         "\"rope_theta\":77777,\"rope_local_base_freq\":555}", &a, &e), &e);
-    test_ok(with(gemma3, "{\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\","
-                         "\"factor\":8,\"rope_theta\":77777},\"sliding_attention\":"
-                         "{\"rope_type\":\"default\",\"rope_theta\":555}}}", &b, &e), &e);
+    test_ok(with(gemma3,
+                 "{\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},"
+                 "\"rope_theta\":77777,\"rope_local_base_freq\":555}",
+                 &a, &e),
+            &e);
+    test_ok(with(gemma3,
+                 "{\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\","
+                 "\"factor\":8,\"rope_theta\":77777},\"sliding_attention\":"
+                 "{\"rope_type\":\"default\",\"rope_theta\":555}}}",
+                 &b, &e),
+            &e);
     assert_memory_equal(&a.rope_global, &b.rope_global, sizeof a.rope_global);
     assert_memory_equal(&a.rope_local, &b.rope_local, sizeof a.rope_local);
     assert_true(a.rope_global.inv_freq[0] == 0.125f && a.rope_local.inv_freq[0] == 1);
@@ -155,9 +161,12 @@ static void rope_values(void **state)
 {
     struct model_config c;
     struct baton_error e;
-    test_ok(with(llama, "{\"head_dim\":64,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,"
-                        "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
-                        "\"original_max_position_embeddings\":8192}}", &c, &e), &e);
+    test_ok(with(llama,
+                 "{\"head_dim\":64,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,"
+                 "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
+                 "\"original_max_position_embeddings\":8192}}",
+                 &c, &e),
+            &e);
     assert_true(c.rope_global.inv_freq[0] == 1.0f);
     assert_true(c.rope_global.inv_freq[1] == 0x1.53c38cp-1f);
     assert_true(c.rope_global.inv_freq[16] == 0x1.132ba4p-11f);
@@ -171,6 +180,7 @@ struct bad {
     const char *word;
 };
 
+/* clang-format off */
 static const struct bad bads[] = {
     {llama, "{\"architectures\":[\"MistralForCausalLM\"]}", U,
      "MistralForCausalLM is not supported; supported are LlamaForCausalLM, Qwen3ForCausalLM"},
@@ -250,6 +260,7 @@ static const struct bad bads[] = {
     {llama, "{\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", I, "end ids"},
     {llama, "{\"bos_token_id\":100}", I, "bos_token_id"},
 };
+/* clang-format on */
 
 static void refusals(void **state)
 {
@@ -312,12 +323,12 @@ static void floors(void **state)
     } list[] = {
         /* 2 * 28 * (2*1024*2048 + 2*1024*1024 + 3*1024*3072) a token, 4 * 28 * 2048 a pair,
          * 2 * 151936 * 1024 once */
-        {"shape:qwen3-0.6b", 512,
-         512 * 880803840.0 + 229376.0 * (512 * 513 / 2) + 311164928.0, 0.940},
+        {"shape:qwen3-0.6b", 512, 512 * 880803840.0 + 229376.0 * (512 * 513 / 2) + 311164928.0,
+         0.940},
         {"shape:qwen3-0.6b", 2048,
          2048 * 880803840.0 + 229376.0 * (2048 * 2049.0 / 2) + 311164928.0, 1.116},
-        {"shape:gemma-3-1b", 512,
-         512 * 1395523584.0 + 26 * 4096.0 * (512 * 513 / 2) + 603979776.0, 1.424},
+        {"shape:gemma-3-1b", 512, 512 * 1395523584.0 + 26 * 4096.0 * (512 * 513 / 2) + 603979776.0,
+         1.424},
         {"shape:gemma-3-1b", 2048,
          2048 * 1395523584.0 + 4 * 4096.0 * (2048 * 2049.0 / 2) +
              22 * 4096.0 * (512 * 513 / 2 + 1536 * 512) + 603979776.0,
@@ -355,9 +366,9 @@ static void floors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),   cmocka_unit_test(gemma),    cmocka_unit_test(rope_forms),
+        cmocka_unit_test(defaults),    cmocka_unit_test(gemma),    cmocka_unit_test(rope_forms),
         cmocka_unit_test(rope_values), cmocka_unit_test(refusals), cmocka_unit_test(not_finite),
-        cmocka_unit_test(end_ids),    cmocka_unit_test(floors),
+        cmocka_unit_test(end_ids),     cmocka_unit_test(floors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

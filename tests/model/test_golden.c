@@ -149,7 +149,8 @@ static void check_slot(struct rig *r, const char *name, struct kv_seq *s, uint32
 /* Forced: the golden ids go in, whatever we would have chosen. */
 static void check_greedy(struct rig *r, const char *name, struct kv_seq *s, float *logits)
 {
-    const struct model_tensor *ids = want(r, name, "greedy_ids"), *margins = want(r, name, "margins");
+    const struct model_tensor *ids = want(r, name, "greedy_ids"),
+                              *margins = want(r, name, "margins");
     uint32_t vocab = model_config_of(r->m)->vocab, compared = 0;
     for (uint32_t i = 0; i < ids->shape[0]; i++) {
         const int32_t *id = (const int32_t *)ids->data + i;

@@ -124,7 +124,8 @@ static void no_file(void **state)
     test_fails(model_tensors_open(in(dir, "none.safetensors"), &t, &e), BATON_ERR_IO, "none", &e);
     test_fails(model_tensors_open(dir, &t, &e), BATON_ERR_IO, "", &e);
     put_file(dir, "empty.safetensors", "", 0);
-    test_fails(model_tensors_open(in(dir, "empty.safetensors"), &t, &e), I, "empty.safetensors", &e);
+    test_fails(model_tensors_open(in(dir, "empty.safetensors"), &t, &e), I, "empty.safetensors",
+               &e);
     folder_remove(dir);
 }
 
@@ -147,7 +148,8 @@ static void round_trip(void **state)
         for (size_t i = 0; i < n; i++) {
             unsigned d = test_range(&seed, 0, 4);
             snprintf(names[i], sizeof names[i], "t%u.%zu", test_range(&seed, 0, 999999), i);
-            list[i] = (struct model_tensor){.name = names[i], .dtype = dtypes[d], .bytes = width[d]};
+            list[i] = (struct model_tensor){
+                .name = names[i], .dtype = dtypes[d], .bytes = width[d]};
             list[i].n_dims = test_range(&seed, 0, 4);
             for (uint32_t k = 0; k < list[i].n_dims; k++)
                 list[i].bytes *= list[i].shape[k] = test_range(&seed, 0, 5);
@@ -190,8 +192,8 @@ static void flips(void **state)
         struct model_tensors *t = NULL;
         memcpy(p, text, keep);
         for (unsigned k = test_range(&seed, 0, 3); k > 0 && keep > 0; k--)
-            p[test_random(&seed) % (keep < 4000 ? keep : 4000)] ^=
-                (uint8_t)(1u << test_range(&seed, 0, 7));
+            p[test_random(&seed) % (keep < 4000 ? keep : 4000)] ^= (uint8_t)(1u << test_range(
+                                                                                 &seed, 0, 7));
         int rc = model_tensors_parse(p, keep, "x", &t, &e);
         assert_true(rc == 0 || (e.code == rc && e.text[0]));
         uint64_t sum = 0;

@@ -49,8 +49,8 @@ static void opens(const char *dir, uint64_t params)
 static void everything_opens(void **state)
 {
     static const char *const edge[] = {
-        "qwen3-headdim128",     "qwen3-sharded3",           "llama-headdim80-vocab1003",
-        "llama-fp32-tied",      "llama-attention-bias",     "gemma3-window8-headdim256",
+        "qwen3-headdim128",    "qwen3-sharded3",       "llama-headdim80-vocab1003",
+        "llama-fp32-tied",     "llama-attention-bias", "gemma3-window8-headdim256",
         "gemma3-rope-linear8",
     };
     for (size_t i = 0; i < sizeof edge / sizeof *edge; i++) {
@@ -142,11 +142,18 @@ static void mismatches(void **state)
     *q = good;
 
     /* What the model does not read is left alone. */
-    x.list[x.n++] = (struct model_tensor){.name = "lm_head.weight", .dtype = BATON_BF16,
-                                          .n_dims = 1, .shape = {4}, .data = zeros, .bytes = 8};
+    x.list[x.n++] = (struct model_tensor){.name = "lm_head.weight",
+                                          .dtype = BATON_BF16,
+                                          .n_dims = 1,
+                                          .shape = {4},
+                                          .data = zeros,
+                                          .bytes = 8};
     x.list[x.n++] = (struct model_tensor){.name = "model.layers.0.self_attn.rotary_emb.inv_freq",
-                                          .dtype = BATON_F32, .n_dims = 1, .shape = {2},
-                                          .data = zeros, .bytes = 8};
+                                          .dtype = BATON_F32,
+                                          .n_dims = 1,
+                                          .shape = {2},
+                                          .data = zeros,
+                                          .bytes = 8};
     write_tensors(path, x.list, x.n, 0);
     opens(dir, 0);
 
@@ -174,7 +181,8 @@ static void config_disagrees(void **state)
          "self_attn.k_proj.bias [128] is missing"},
         {"\"vocab_size\": 512", "\"vocab_size\": 513",
          "model.embed_tokens.weight is [512, 64], config.json makes it [513, 64]"},
-        {"\"intermediate_size\": 160", "\"intermediate_size\": 161", "down_proj.weight is [64, 160]"},
+        {"\"intermediate_size\": 160", "\"intermediate_size\": 161",
+         "down_proj.weight is [64, 160]"},
         {"\"head_dim\": 128", "\"head_dim\": 64", "is [128]"},
     };
     struct baton_error e;
@@ -261,18 +269,29 @@ static void run_token(struct model *m, int32_t id, float *logits)
     static struct baton_kv_view views[MODEL_MAX_LAYERS];
     int32_t block = 0;
     uint32_t row = 0;
-    struct baton_kv_layout layout = {
-        .version = 1, .dtype = BATON_F32, .kind = BATON_KV_PAGED, .alignment = 4,
-        .kv_heads = c->kv_heads, .head_dim = c->head_dim, .head_dim_padded = c->head_dim,
-        .block = 64, .stride_head = (int64_t)(64 * c->head_dim * 4),
-        .stride_position = (int64_t)(c->head_dim * 4), .stride_dim = 4};
+    struct baton_kv_layout layout = {.version = 1,
+                                     .dtype = BATON_F32,
+                                     .kind = BATON_KV_PAGED,
+                                     .alignment = 4,
+                                     .kv_heads = c->kv_heads,
+                                     .head_dim = c->head_dim,
+                                     .head_dim_padded = c->head_dim,
+                                     .block = 64,
+                                     .stride_head = (int64_t)(64 * c->head_dim * 4),
+                                     .stride_position = (int64_t)(c->head_dim * 4),
+                                     .stride_dim = 4};
     layout.stride_block = layout.stride_head * c->kv_heads;
     assert_true(layout.stride_block <= (int64_t)sizeof k);
     for (uint32_t l = 0; l < c->n_layers; l++) /* layers share: each appends before it reads */
         views[l] = (struct baton_kv_view){&layout, (uint8_t *)k, (uint8_t *)v, &block, 1, 0, 0};
     struct baton_span span = {.n_rows = 1, .kv = views};
-    struct baton_batch batch = {.ids = &id, .n_rows = 1, .spans = &span, .n_spans = 1,
-                                .logit_rows = &row, .n_logits = 1, .logits = logits};
+    struct baton_batch batch = {.ids = &id,
+                                .n_rows = 1,
+                                .spans = &span,
+                                .n_spans = 1,
+                                .logit_rows = &row,
+                                .n_logits = 1,
+                                .logits = logits};
     test_ok(device_open("cpu:ref", &d, &e), &e);
     test_ok(device_start(d, 1, &e), &e);
     test_ok(model_bind(m, d, NULL, NULL, &b, &e), &e);
@@ -314,8 +333,11 @@ static void conditional(void **state)
             snprintf(names[t], sizeof names[t], "%s%s", prefixes[i][0], x.list[t].name + 6);
             x.list[t].name = names[t];
         }
-        x.list[x.n++] = (struct model_tensor){.name = "vision_tower.x", .dtype = BATON_F32,
-                                              .n_dims = 1, .shape = {16}, .data = zeros,
+        x.list[x.n++] = (struct model_tensor){.name = "vision_tower.x",
+                                              .dtype = BATON_F32,
+                                              .n_dims = 1,
+                                              .shape = {16},
+                                              .data = zeros,
                                               .bytes = 64};
         write_tensors(in(dir, "model.safetensors"), x.list, x.n, 0);
         test_ok(open_folder(dir, &m, &e), &e);

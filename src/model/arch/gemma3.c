@@ -33,8 +33,12 @@ int model_gemma3_forward(const void *ctx, struct device_run *r, struct baton_err
         const struct model_layer *m = &w->layers[l];
         /* Five local layers to one global (2503.19786, 2.1); theta 10k local, 1M global. */
         const struct device_rope *rope = c->local[l] ? &c->rope_local : &c->rope_global;
-        const struct device_attn attn = {l, c->q_heads, c->kv_heads, c->head_dim,
-                                         (float)c->attn_scale, c->local[l] ? c->window : 0};
+        const struct device_attn attn = {.layer = l,
+                                         .q_heads = c->q_heads,
+                                         .kv_heads = c->kv_heads,
+                                         .head_dim = c->head_dim,
+                                         .scale = (float)c->attn_scale,
+                                         .window = c->local[l] ? c->window : 0};
 
         /* Attention: x += norm(Wo softmax(q k^T / sqrt(query_pre_attn_scalar)) v) */
         v->norm(r, h, x, m->input_layernorm, eps, 1);       /* pre-norm, (1 + w) */
@@ -45,19 +49,19 @@ int model_gemma3_forward(const void *ctx, struct device_run *r, struct baton_err
         v->head_norm(r, k, c->kv_heads, m->k_norm, eps, 1); /* of Gemma 2 (2503.19786, 2.1) */
         v->rope(r, q, c->q_heads, rope);                    /* Su et al. 2021, eq. 34 */
         v->rope(r, k, c->kv_heads, rope);
-        v->kv_append(r, l, k, val);                         /* keys are kept rotated */
+        v->kv_append(r, l, k, val); /* keys are kept rotated */
         v->layer_done(r, l);
-        v->attend(r, o, q, &attn);                          /* head j reads kv head j / (H/G) */
-        v->linear(r, y, o, m->o_proj, m->o_bias);           /* [n, H*d] x [D, H*d]^T */
+        v->attend(r, o, q, &attn);                             /* head j reads kv head j / (H/G) */
+        v->linear(r, y, o, m->o_proj, m->o_bias);              /* [n, H*d] x [D, H*d]^T */
         v->norm(r, y, y, m->post_attention_layernorm, eps, 1); /* post-norm (2408.00118, 2) */
         v->add(r, x, y);
 
         /* MLP: x += norm(Wdown (gelu(Wgate h) * Wup h))  (Shazeer 2020, eq. 6, GeGLU) */
         v->norm(r, h, x, m->pre_feedforward_layernorm, eps, 1);
-        v->linear(r, gate, h, m->gate_proj, NULL);              /* [n, D] x [F, D]^T */
-        v->linear(r, up, h, m->up_proj, NULL);                  /* [n, D] x [F, D]^T */
-        v->gate(r, gate, gate, up, DEVICE_GELU_TANH);           /* Hendrycks 2016, tanh form */
-        v->linear(r, y, gate, m->down_proj, NULL);              /* [n, F] x [D, F]^T */
+        v->linear(r, gate, h, m->gate_proj, NULL);    /* [n, D] x [F, D]^T */
+        v->linear(r, up, h, m->up_proj, NULL);        /* [n, D] x [F, D]^T */
+        v->gate(r, gate, gate, up, DEVICE_GELU_TANH); /* Hendrycks 2016, tanh form */
+        v->linear(r, y, gate, m->down_proj, NULL);    /* [n, F] x [D, F]^T */
         v->norm(r, y, y, m->post_feedforward_layernorm, eps, 1);
         v->add(r, x, y);
     }

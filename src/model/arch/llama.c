@@ -27,20 +27,23 @@ int model_llama_forward(const void *ctx, struct device_run *r, struct baton_erro
 
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const struct model_layer *m = &w->layers[l];
-        const struct device_attn attn = {l, c->q_heads, c->kv_heads, c->head_dim,
-                                         (float)c->attn_scale, 0};
+        const struct device_attn attn = {.layer = l,
+                                         .q_heads = c->q_heads,
+                                         .kv_heads = c->kv_heads,
+                                         .head_dim = c->head_dim,
+                                         .scale = (float)c->attn_scale};
 
         /* Attention: x += Wo softmax(q k^T / sqrt(d)) v  (Vaswani et al. 2017, eq. 1) */
-        v->norm(r, h, x, m->input_layernorm, eps, 0);  /* pre-norm, RMSNorm (2302.13971, 2.2) */
-        v->linear(r, q, h, m->q_proj, m->q_bias);      /* [n, D] x [H*d, D]^T */
-        v->linear(r, k, h, m->k_proj, m->k_bias);      /* [n, D] x [G*d, D]^T */
-        v->linear(r, val, h, m->v_proj, m->v_bias);    /* [n, D] x [G*d, D]^T */
-        v->rope(r, q, c->q_heads, &c->rope_global);    /* Su et al. 2021, eq. 34 */
+        v->norm(r, h, x, m->input_layernorm, eps, 0); /* pre-norm, RMSNorm (2302.13971, 2.2) */
+        v->linear(r, q, h, m->q_proj, m->q_bias);     /* [n, D] x [H*d, D]^T */
+        v->linear(r, k, h, m->k_proj, m->k_bias);     /* [n, D] x [G*d, D]^T */
+        v->linear(r, val, h, m->v_proj, m->v_bias);   /* [n, D] x [G*d, D]^T */
+        v->rope(r, q, c->q_heads, &c->rope_global);   /* Su et al. 2021, eq. 34 */
         v->rope(r, k, c->kv_heads, &c->rope_global);
-        v->kv_append(r, l, k, val);                    /* keys are kept rotated */
+        v->kv_append(r, l, k, val); /* keys are kept rotated */
         v->layer_done(r, l);
-        v->attend(r, o, q, &attn);                     /* head j reads kv head j / (H/G) */
-        v->linear(r, y, o, m->o_proj, m->o_bias);      /* [n, H*d] x [D, H*d]^T */
+        v->attend(r, o, q, &attn);                /* head j reads kv head j / (H/G) */
+        v->linear(r, y, o, m->o_proj, m->o_bias); /* [n, H*d] x [D, H*d]^T */
         v->add(r, x, y);
 
         /* MLP: x += Wdown (silu(Wgate h) * Wup h)  (Shazeer 2020, eq. 6, SwiGLU) */
@@ -48,7 +51,7 @@ int model_llama_forward(const void *ctx, struct device_run *r, struct baton_erro
         v->linear(r, gate, h, m->gate_proj, NULL);             /* [n, D] x [F, D]^T */
         v->linear(r, up, h, m->up_proj, NULL);                 /* [n, D] x [F, D]^T */
         v->gate(r, gate, gate, up, DEVICE_SILU);
-        v->linear(r, y, gate, m->down_proj, NULL);             /* [n, F] x [D, F]^T */
+        v->linear(r, y, gate, m->down_proj, NULL); /* [n, F] x [D, F]^T */
         v->add(r, x, y);
     }
 
