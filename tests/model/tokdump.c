@@ -3,8 +3,9 @@
  *     {"text": "...", "special": true}  ->  {"ids": [...], "keep": "...", "skip": "..."}
  *     {"ids": [...]}                    ->  {"keep": "...", "skip": "..."}
  *     {"messages": [...], "generate": true, "think": true}  ->  {"text": "..."}
- * and answers line by line; a refusal is {"error": "..."}. `tokdump DIR` opens DIR's tokenizer and,
- * where there is one, its chat format, and prints the load time on stderr. */
+ *     {"about": true}  ->  {"seconds": ..., "private": bytes, "peak": bytes} of the loading
+ * and answers line by line; a refusal is {"error": "...", "code": ...}. `tokdump DIR` opens DIR's
+ * tokenizer and, where there is one, its chat format. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,11 @@
 #include "base/base.h"
 #include "model/chat.h"
 #include "model/tokenizer.h"
+
+struct about {
+    double seconds;
+    uint64_t private_bytes, peak;
+};
 
 static json_t *refused(const struct baton_error *e)
 {
@@ -90,14 +96,23 @@ static int answer_chat(const struct model_chat *c, const json_t *in, json_t *out
     return rc;
 }
 
-static void answer(const struct model_tokenizer *t, const struct model_chat *c, const char *line,
-                   size_t n)
+static void put_about(const struct about *a, json_t *out)
+{
+    json_object_set_new(out, "seconds", json_real(a->seconds));
+    json_object_set_new(out, "private", json_integer((json_int_t)a->private_bytes));
+    json_object_set_new(out, "peak", json_integer((json_int_t)a->peak));
+}
+
+static void answer(const struct model_tokenizer *t, const struct model_chat *c,
+                   const struct about *about, const char *line, size_t n)
 {
     struct baton_error e = {0};
     json_error_t why;
     json_t *in = json_loadb(line, n, JSON_ALLOW_NUL, &why), *out = json_object();
-    int rc;
-    if (json_object_get(in, "messages"))
+    int rc = 0;
+    if (json_object_get(in, "about"))
+        put_about(about, out);
+    else if (json_object_get(in, "messages"))
         rc = answer_chat(c, in, out, &e);
     else if (json_object_get(in, "text"))
         rc = answer_text(t, in, out, &e);
@@ -119,6 +134,7 @@ int main(int argc, char **argv)
     struct baton_error e = {0};
     struct model_tokenizer *t = NULL;
     struct model_chat *c = NULL;
+    struct about about;
     if (argc != 2)
         return 2;
     uint64_t begin = base_now_ns();
@@ -126,16 +142,13 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", e.text);
         return 1;
     }
-    uint64_t loaded = base_now_ns(), peak, priv;
-    base_memory_used(&peak, &priv);
-    fprintf(stderr, "%s: loaded in %.3f s, %.1f MB private, %.1f MB at most\n", argv[1],
-            (double)(loaded - begin) * 1e-9, (double)priv * 1e-6, (double)peak * 1e-6);
-    if (model_chat_open(argv[1], &c, &e))
-        fprintf(stderr, "%s\n", e.text);
+    about.seconds = (double)(base_now_ns() - begin) * 1e-9;
+    base_memory_used(&about.peak, &about.private_bytes);
+    (void)model_chat_open(argv[1], &c, NULL); /* without one, messages are refused */
     char *line = NULL;
     size_t cap = 0;
     for (ssize_t n; (n = getline(&line, &cap, stdin)) > 0;)
-        answer(t, c, line, (size_t)n);
+        answer(t, c, &about, line, (size_t)n);
     free(line);
     model_chat_close(c);
     model_tokenizer_close(t);

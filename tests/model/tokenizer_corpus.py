@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Same ids, same text: tokdump against Hugging Face's tokenizers package on a random corpus.
+"""Same ids, same text: tokdump against Hugging Face's tokenizers package on a random corpus, and the
+chat formats against the templates themselves where jinja2 is there.
 
-usage: tokenizer_corpus.py TOKDUMP SHARED [N]     (SHARED/<name>/tokenizer.json.zst: real tokenizers)
+usage: tokenizer_corpus.py TOKDUMP [N]
 
-Seed: BATON_TEST_SEED, else the clock; printed. Exit 77 = skipped, unless BATON_PYTHON is set: then
-the environment promised the package.
+Compared are the three shipped tokenizers, made-up ones, and the real ones that lie packed in
+$BATON_SHARED/tokenizers (default: ../shared beside the source tree), where they are there. Seed:
+BATON_TEST_SEED, else the clock; printed. BATON_PYTHON names the Python to use and promises that it has
+the package; without it and without the package the test is skipped (exit 77).
 """
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 
+if os.environ.get("BATON_PYTHON") and os.path.realpath(sys.executable) != os.path.realpath(os.environ["BATON_PYTHON"]) \
+        and "BATON_CORPUS_AGAIN" not in os.environ:
+    os.environ["BATON_CORPUS_AGAIN"] = "1"
+    os.execv(os.environ["BATON_PYTHON"], [os.environ["BATON_PYTHON"]] + sys.argv)
 try:
     import tokenizers
     from tokenizers import Tokenizer
@@ -44,7 +52,7 @@ def char(r):
     while True:
         a, b = r.choice(ALPHABETS)
         c = r.randrange(a, b)
-        if not 0xD800 <= c < 0xE000 and c:
+        if not 0xD800 <= c < 0xE000:
             return chr(c)
 
 
@@ -78,7 +86,7 @@ def text(r, special):
 
 def fixed(special):
     """What must be there whatever the seed: every code point, long runs, every special token."""
-    cps = [chr(c) for c in range(1, 0x110000) if not 0xD800 <= c < 0xE000]
+    cps = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     yield ""
     for i in range(0, len(cps), 997):
         yield "".join(cps[i:i + 997])
@@ -153,6 +161,7 @@ def random_ids(r, size, bytes_at):
 def compare(name, tool, folder, r, n):
     t = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     d = Tokdump(tool, folder)
+    about = d.ask(about=True)
     added = [a.content for a in t.get_added_tokens_decoder().values()]
     some = r.sample(added, min(len(added), 60))
     size = max(t.get_vocab().values()) + 1
@@ -165,7 +174,8 @@ def compare(name, tool, folder, r, n):
         check_ids(t, d, random_ids(r, size, one_byte))
     if d.close() != 0:
         raise Differs("tokdump ended badly")
-    print(f"{name}: {count} texts and {n} lists of ids are the same")
+    print(f"{name}: {count} texts and {n} lists of ids are the same; loaded in {about['seconds']:.2f} s, "
+          f"{about['private'] / 1e6:.1f} MB kept, {about['peak'] / 1e6:.1f} MB at most")
 
 
 # ---- made-up tokenizers: every flag and behaviour, at random -----------------------------------------
@@ -263,28 +273,86 @@ def compare_made_up(tool, r, n):
     print(f"{n} made-up tokenizers: 60 texts and lists of ids each are the same ({panics} given up by the package)")
 
 
-def unpack(path, folder):
-    out = os.path.join(folder, "tokenizer.json")
-    subprocess.run(["zstd", "-dqf", path, "-o", out], check=True)
+# ---- chat formats ----------------------------------------------------------------------------------------
+
+CONTENTS = ["", "Hello", "  two\n\n", "\n\nx\n", "<think>\na\n</think>\n\nb", "a</think>b", "<think>x</think>", "\u00a0y\u3000\x1f",
+            "</think>\n\n</think> c", "<tool_response>z</tool_response>", "<tool_response>", "<think>\n\n</think>\n\n",
+            "안녕", "p<think>q<think>\nr\n\n</think>\n\ns\n", "\n<think>\nonly"]
+
+
+def jinja(config):
+    """The template as transformers runs it; raises what it raises."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def fail(message):
+        raise ValueError(message)
+
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    env.globals["raise_exception"] = fail
+    template = env.from_string(config["chat_template"])
+    return lambda messages, generate, think: template.render(
+        messages=messages, add_generation_prompt=generate, enable_thinking=think, bos_token=config.get("bos_token"))
+
+
+def conversation(r):
+    n = r.randrange(1, 7)
+    roles = ["user", "assistant"] * 3
+    if r.random() < 0.4:
+        roles = ["system"] + roles
+    if r.random() < 0.2:
+        r.shuffle(roles)
+    return [{"role": role, "content": r.choice(CONTENTS)} for role in roles[:n]]
+
+
+def compare_chats(name, tool, folder, r, n):
+    try:
+        import jinja2  # noqa: F401
+    except ImportError:
+        print(f"{name}: no jinja2, chats are not compared")
+        return
+    with open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8") as f:
+        render = jinja(json.load(f))
+    d = Tokdump(tool, folder)
+    refused = 0
+    for _ in range(n):
+        messages, generate, think = conversation(r), r.random() < 0.7, r.random() < 0.5
+        ours = d.ask(messages=messages, generate=generate, think=think)
+        try:
+            same("chats", ours.get("text", ours), render(messages, generate, think), messages)
+        except ValueError:
+            refused += 1
+            same("refusals", ours.get("code"), -2, messages)
+    d.close()
+    print(f"{name}: {n} chats are the same ({refused} refused)")
+
+
+# ---- all of it ---------------------------------------------------------------------------------------------
+
+def unpack(folder, out):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        subprocess.run(["zstd", "-dqf", os.path.join(folder, name + ".zst"), "-o", os.path.join(out, name)], check=True)
 
 
 def main():
-    tool, shared = sys.argv[1:3]
-    n = int(sys.argv[3]) if len(sys.argv) > 3 else 2000
+    tool = sys.argv[1]
+    n = int(sys.argv[2]) if len(sys.argv) > 2 else 1500
     seed = int(os.environ.get("BATON_TEST_SEED") or time.time_ns())
-    print(f"BATON_TEST_SEED={seed} tokenizers {tokenizers.__version__}")
+    print(f"BATON_TEST_SEED={seed} tokenizers {tokenizers.__version__}", flush=True)
     r = random.Random(seed)
     root = os.environ.get("BATON_SOURCE_ROOT", ".")
     for name in ("qwen3-tiny", "koni-tiny", "gemma3-tiny"):
         compare(name, tool, os.path.join(root, "models", name), r, n)
+        compare_chats(name, tool, os.path.join(root, "models", name), r, n)
     compare_made_up(tool, r, 60)
-    if not os.path.isdir(shared):
-        print(f"the real tokenizers are absent ({shared}): not compared")
+    shared = os.path.join(os.environ.get("BATON_SHARED") or os.path.join(root, "..", "shared"), "tokenizers")
+    if not os.path.isdir(shared) or not shutil.which("zstd"):
+        print("skipped: the real tokenizers (BATON_SHARED) or zstd are absent")
         return 0
     for name in sorted(os.listdir(shared)):
         with tempfile.TemporaryDirectory() as folder:
-            unpack(os.path.join(shared, name, "tokenizer.json.zst"), folder)
+            unpack(os.path.join(shared, name), folder)
             compare(name, tool, folder, r, n)
+            compare_chats(name, tool, folder, r, n)
     return 0
 
 
