@@ -131,8 +131,10 @@ static inline void pages_check_poison(const struct pages *p, uint32_t n)
                                         (i >> 1) % p->layout.kv_heads, d) -
                                p->memory),
                        0xFF, element);
-    for (size_t i = 0; i < p->bytes; i++)
-        assert_int_equal(copy[i], 0xFF);
+    size_t i = 0;
+    while (i < p->bytes && copy[i] == 0xFF)
+        i++;
+    assert_int_equal(i, p->bytes);
     free(copy);
 }
 

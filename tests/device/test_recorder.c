@@ -78,12 +78,14 @@ static void same_cache(const struct side *a, const struct side *b, const struct 
 static void same_run(struct side *direct, struct side *recorded, const struct model_config *c,
                      const uint32_t *chunks, uint64_t *seed)
 {
-    int32_t ids[512];
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < 512; i++)
+    int32_t ids[256];
+    uint32_t at = 0, n = 0;
+    for (uint32_t i = 0; i < 256; i++)
         ids[i] = (int32_t)test_range(seed, 0, c->vocab - 1);
-    pages_open(&direct->pages, seed, BATON_F32, c->n_layers, c->kv_heads, c->head_dim, 64, 512);
-    pages_open(&recorded->pages, seed, BATON_F32, c->n_layers, c->kv_heads, c->head_dim, 16, 512);
+    for (uint32_t i = 0; chunks[i]; i++)
+        n += chunks[i];
+    pages_open(&direct->pages, seed, BATON_F32, c->n_layers, c->kv_heads, c->head_dim, 64, n);
+    pages_open(&recorded->pages, seed, BATON_F32, c->n_layers, c->kv_heads, c->head_dim, 16, n);
     for (; *chunks; at += *chunks++) {
         side_run(direct, c, ids, at, *chunks);
         side_run(recorded, c, ids, at, *chunks);
