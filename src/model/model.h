@@ -42,14 +42,14 @@ struct model_config {
 
 struct model;
 /* `path` is a Hugging Face folder, or "shape:NAME[:SEED]" for random weights of a known shape, made
- * when they are bound or hashed (qwen3-0.6b, qwen3-4b, llama-3.1-8b, gemma-3-1b). Every tensor that the configuration
- * asks for is there with the right shape and dtype when this succeeds; a missing or odd one is
- * BATON_ERR_INPUT naming the tensor, its shape and the expected one. */
+ * when they are bound or hashed (qwen3-0.6b, qwen3-4b, llama-3.1-8b, gemma-3-1b). Every tensor that
+ * the configuration asks for is there with the right shape and dtype when this succeeds; a missing
+ * or odd one is BATON_ERR_INPUT naming the tensor, its shape and the expected one. */
 int model_open(const char *path, struct model **out, struct baton_error *e);
 void model_close(struct model *m); /* NULL and half-built are fine */
 const struct model_config *model_config_of(const struct model *m);
 const char *model_path(const struct model *m);
-bool model_is_shape(const struct model *m); /* made by shape:, so no tokenizer */
+bool model_is_shape(const struct model *m);         /* made by shape:, so no tokenizer */
 uint64_t model_weight_bytes(const struct model *m); /* as stored in the checkpoint */
 uint64_t model_n_params(const struct model *m);
 
@@ -61,8 +61,8 @@ int model_config_parse(const char *config_json, size_t n, const char *generation
 
 /* Identity in parts, each 32 bytes and compared by name. */
 struct model_identity {
-    uint8_t arch[32];      /* canonical configuration */
-    uint8_t weights[32];   /* over canonical tensor names, dtypes, shapes, bytes; equal for shards */
+    uint8_t arch[32];    /* canonical configuration */
+    uint8_t weights[32]; /* over canonical tensor names, dtypes, shapes, bytes; equal for shards */
     uint8_t tokenizer[32]; /* tokenizer.json; zeros where there is none */
     /* SHA-256 of what this prints, run in the folder, names in C order and without a path:
      * LC_ALL=C sha256sum config.json WEIGHT-FILES tokenizer.json
@@ -90,8 +90,9 @@ const struct device_graph *model_graph(const struct model_bound *b);
 uint64_t model_bound_bytes(const struct model_bound *b);
 
 /* FLOPs of a prefill of n tokens, everything counted (linear maps, attention pairs inside the
- * window, output matrix for one row), and bytes that a decode step at context n reads at least (weights
- * once at `weight_bytes` a parameter, KV of the context at kv_bytes an element). Benchmark floors. */
+ * window, output matrix for one row), and bytes that a decode step at context n reads at least
+ * (weights once at `weight_bytes` a parameter, KV of the context at kv_bytes an element). Benchmark
+ * floors. */
 double model_prefill_flops(const struct model_config *c, uint32_t n);
 double model_decode_bytes(const struct model_config *c, uint32_t n, double weight_bytes,
                           double kv_bytes);

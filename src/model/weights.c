@@ -66,7 +66,7 @@ static int by_text(const void *a, const void *b)
 static int find_file(const struct model *m, const char *name)
 {
     for (uint32_t i = 0; i < m->n_files; i++)
-        if (!strcmp(m->file_names[i], name))
+        if (m->file_names[i] && !strcmp(m->file_names[i], name))
             return (int)i;
     return -1;
 }
@@ -81,10 +81,10 @@ static int add_file(struct model *m, const char *name, struct baton_error *e)
                          model_shown(buf, name));
     if (m->n_files == MAX_FILES)
         return base_fail(e, BATON_ERR_INPUT, INDEX ": more than %u files", MAX_FILES);
-    m->file_names[m->n_files] = base_try_strdup(name, e);
-    if (!m->file_names[m->n_files])
+    char *copy = base_try_strdup(name, e);
+    if (!copy)
         return BATON_ERR_NOMEM;
-    m->n_files++;
+    m->file_names[m->n_files++] = copy;
     return 0;
 }
 
