@@ -36,8 +36,7 @@ static uint32_t child_of(const struct model_trie *t, uint32_t node, uint8_t byte
     return c;
 }
 
-int model_trie_add(struct model_trie *t, const char *s, size_t n, int32_t id,
-                   struct baton_error *e)
+int model_trie_add(struct model_trie *t, const char *s, size_t n, int32_t id, struct baton_error *e)
 {
     uint32_t node = 0;
     for (size_t i = 0; i < n; i++) {
@@ -126,8 +125,7 @@ static bool find_token(struct model_added_walk *w, size_t *from, size_t *to, int
         if (len == 0)
             continue;
         uint8_t flags = w->vocab->flags[*id];
-        if ((flags & MODEL_TOKEN_WORD) &&
-            (word_before(w->s, at) || word_at(w->s, w->n, at + len)))
+        if ((flags & MODEL_TOKEN_WORD) && (word_before(w->s, at) || word_at(w->s, w->n, at + len)))
             continue;
         *from = at;
         *to = at + len;

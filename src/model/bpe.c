@@ -147,11 +147,12 @@ static int add_characters(const struct model_bpe *b, const struct model_vocab *v
 
 /* ---- short: scan for the lowest rank -------------------------------------------------------- */
 
-static void look_up(const struct model_bpe *b, uint64_t seed, struct model_symbol *symbols, int32_t i)
+static void look_up(const struct model_bpe *b, uint64_t seed, struct model_symbol *symbols,
+                    int32_t i)
 {
     struct model_symbol *s = &symbols[i];
-    const struct model_merge *m =
-        s->next < 0 ? NULL : merge_find(b, seed, s->id, symbols[s->next].id);
+    const struct model_merge *m = s->next < 0 ? NULL
+                                              : merge_find(b, seed, s->id, symbols[s->next].id);
     s->rank = m ? m->rank : NO_RANK;
     s->merged = m ? m->id : 0;
 }

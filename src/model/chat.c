@@ -41,14 +41,16 @@ static const struct {
                  "'<think>\\n\\n</think>\\n\\n'"},
                 {"tools", "system", "reasoning_content", "trim", "strip", "bos_token"}},
     [CHATML_QWEN3] = {"chatml",
-                      {"ns.last_query_index", "'<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n'",
+                      {"ns.last_query_index",
+                       "'<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n'",
                        "content.lstrip('\\n')", "reasoning_content.strip('\\n')",
                        "loop.last or (not loop.last and reasoning_content)",
                        "enable_thinking is false", "'<think>\\n\\n</think>\\n\\n'"},
                       {"bos_token", "You are a helpful", "| trim"}},
     [LLAMA3] = {"llama3",
-                {"bos_token", "<|start_header_id|>", "<|end_header_id|>", "message['content'] | trim",
-                 "<|eot_id|>", "<|start_header_id|>assistant<|end_header_id|>"},
+                {"bos_token", "<|start_header_id|>", "<|end_header_id|>",
+                 "message['content'] | trim", "<|eot_id|>",
+                 "<|start_header_id|>assistant<|end_header_id|>"},
                 {"Knowledge Date", "date_string", "tools", "strftime", "raise_exception", "elif"}},
     [GEMMA] = {"gemma",
                {"bos_token", "<start_of_turn>", "<end_of_turn>", "<start_of_turn>model",
@@ -90,8 +92,8 @@ static int recognise(const char *template, const char *what, enum format *out,
     if (strstr(template, "Cutting Knowledge Date"))
         extra = "Cutting Knowledge Date";
     return base_fail(e, BATON_ERR_UNSUPPORTED,
-                     "%s: the chat template is none of ChatML (Qwen3), Llama 3, Gemma 3%s%s%s", what,
-                     extra ? ": it has \"" : "", extra ? extra : "", extra ? "\"" : "");
+                     "%s: the chat template is none of ChatML (Qwen3), Llama 3, Gemma 3%s%s%s",
+                     what, extra ? ": it has \"" : "", extra ? extra : "", extra ? "\"" : "");
 }
 
 /* ---- opening ------------------------------------------------------------------------------------- */
@@ -103,7 +105,8 @@ static const char *template_in(const json_t *config)
 {
     const json_t *t = json_object_get(config, "chat_template"), *one;
     size_t i;
-    json_array_foreach(t, i, one) {
+    json_array_foreach(t, i, one)
+    {
         const char *name = json_string_value(json_object_get(one, "name"));
         if (name && strcmp(name, "default") == 0)
             return json_string_value(json_object_get(one, "template"));
@@ -356,7 +359,8 @@ static void render_qwen3(struct render *r, const struct model_message *m, size_t
 
 /* ---- the others -------------------------------------------------------------------------------------- */
 
-static void render_llama3(struct render *r, const char *bos, const struct model_message *m, size_t n)
+static void render_llama3(struct render *r, const char *bos, const struct model_message *m,
+                          size_t n)
 {
     put(r, bos);
     for (size_t i = 0; i < n; i++) {

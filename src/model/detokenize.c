@@ -105,8 +105,9 @@ static int push_byte_level(struct model_detokenizer *d, const char *s, size_t n,
     bool mapped = all_byte_chars(s, n);
     int rc = 0;
     for (size_t i = 0, len = 1; i < n && rc == 0; i += len)
-        rc = push_byte(d, mapped ? (unsigned char)model_char_byte(model_utf8_get(s + i, &len))
-                                 : (unsigned char)s[i],
+        rc = push_byte(d,
+                       mapped ? (unsigned char)model_char_byte(model_utf8_get(s + i, &len))
+                              : (unsigned char)s[i],
                        e);
     return rc;
 }

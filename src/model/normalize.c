@@ -106,7 +106,8 @@ static int nfc_pieces(const char *s, size_t n, int32_t *cp, int32_t *spare, size
             (int32_t)c, cp + m, (utf8proc_ssize_t)(cap - m),
             (utf8proc_option_t)(UTF8PROC_STABLE | UTF8PROC_COMPOSE), &last);
         if (k < 0 || (size_t)k > cap - m)
-            return base_fail(e, BATON_ERR_INTERNAL, "NFC: a decomposition of U+%04X is too long", c);
+            return base_fail(e, BATON_ERR_INTERNAL, "NFC: a decomposition of U+%04X is too long",
+                             c);
         m += (size_t)k;
     }
     return rc ? rc : compose(cp, spare, m, out, e);
@@ -124,8 +125,7 @@ static int nfc(const char *s, size_t n, struct model_text *out, struct baton_err
 }
 
 int model_normalize(const struct model_norm *steps, unsigned n_steps, struct model_text buf[2],
-                    const char *s, size_t n, const char **out, size_t *n_out,
-                    struct baton_error *e)
+                    const char *s, size_t n, const char **out, size_t *n_out, struct baton_error *e)
 {
     int rc = 0;
     unsigned turn = 0;

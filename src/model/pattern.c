@@ -71,8 +71,7 @@ static int put_set(struct translation *t, const char *property, const char *memb
 static int property(struct translation *t)
 {
     bool negated = t->s[1] == 'P';
-    if (t->end - t->s < 5 || t->s[2] != '{' || t->s[4] != '}' ||
-        (t->s[3] != 'L' && t->s[3] != 'N'))
+    if (t->end - t->s < 5 || t->s[2] != '{' || t->s[4] != '}' || (t->s[3] != 'L' && t->s[3] != 'N'))
         return refuse(t, "a property other than \\p{L} and \\p{N}");
     bool letter = t->s[3] == 'L';
     t->s += 5;

@@ -311,8 +311,8 @@ static uint32_t sample(struct model_sampler *s, const struct model_sampling *p, 
 
 /* Bans and penalties into s->row; fails where nothing is left to choose. */
 static int prepare(struct model_sampler *s, const float *logits, const struct model_sampling *p,
-                   const int32_t *context, size_t n_context, size_t n_prompt,
-                   const int32_t *banned, size_t n_banned, struct baton_error *e)
+                   const int32_t *context, size_t n_context, size_t n_prompt, const int32_t *banned,
+                   size_t n_banned, struct baton_error *e)
 {
     memcpy(s->row, logits, s->vocab * sizeof *s->row);
     if (penalises(p)) {

@@ -56,7 +56,8 @@ int model_cursor_next(struct model_cursor *c, char close, bool *first)
 static int unit(struct model_cursor *c, uint32_t *out)
 {
     uint8_t bytes[2];
-    if (c->end - c->p < 4 || !base_unhex((const char[]){c->p[0], c->p[1], c->p[2], c->p[3], 0}, bytes, 2))
+    if (c->end - c->p < 4 ||
+        !base_unhex((const char[]){c->p[0], c->p[1], c->p[2], c->p[3], 0}, bytes, 2))
         return bad(c, "four hex digits");
     c->p += 4;
     *out = (uint32_t)bytes[0] << 8 | bytes[1];

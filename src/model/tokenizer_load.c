@@ -23,9 +23,8 @@ struct census {
 
 static int bad_id(struct model_load *l, const char *s, size_t n)
 {
-    return base_fail(l->e, BATON_ERR_INPUT,
-                     "%s: the id of token \"%s\" is no integer in [0, %d)", l->what,
-                     model_quote(s, n).text, MODEL_TOK_IDS_MAX);
+    return base_fail(l->e, BATON_ERR_INPUT, "%s: the id of token \"%s\" is no integer in [0, %d)",
+                     l->what, model_quote(s, n).text, MODEL_TOK_IDS_MAX);
 }
 
 static void count_token(struct census *c, size_t n, uint32_t id)
@@ -67,7 +66,8 @@ static int count_added(struct model_load *l, const json_t *added, struct census 
 {
     const json_t *a;
     size_t i;
-    json_array_foreach(added, i, a) {
+    json_array_foreach(added, i, a)
+    {
         const char *content = NULL;
         const json_t *id = json_object_get(a, "id");
         int rc = base_json_str(a, "content", true, &content, l->what, l->e);
@@ -148,9 +148,8 @@ static int add_merge(struct model_load *l, uint32_t i, const char *s, size_t n, 
     for (unsigned k = 0; k < 3; k++) {
         id[k] = model_vocab_find(v, token[k].s, token[k].n);
         if (id[k] < 0)
-            return base_fail(l->e, BATON_ERR_INPUT,
-                             "%s: merge %u: \"%s\" is not in the vocabulary", l->what, i,
-                             model_quote(token[k].s, token[k].n).text);
+            return base_fail(l->e, BATON_ERR_INPUT, "%s: merge %u: \"%s\" is not in the vocabulary",
+                             l->what, i, model_quote(token[k].s, token[k].n).text);
     }
     model_bpe_add(&l->t->bpe, v->seed, (uint32_t)id[0], (uint32_t)id[1], i, (uint32_t)id[2]);
     return 0;
@@ -258,8 +257,8 @@ static int added_flags(struct model_load *l, const json_t *a, uint8_t *flags)
         const char *key;
         uint8_t flag;
     } known[] = {
-        {"special", MODEL_TOKEN_SPECIAL},   {"lstrip", MODEL_TOKEN_LSTRIP},
-        {"rstrip", MODEL_TOKEN_RSTRIP},     {"single_word", MODEL_TOKEN_WORD},
+        {"special", MODEL_TOKEN_SPECIAL},       {"lstrip", MODEL_TOKEN_LSTRIP},
+        {"rstrip", MODEL_TOKEN_RSTRIP},         {"single_word", MODEL_TOKEN_WORD},
         {"normalized", MODEL_TOKEN_NORMALIZED},
     };
     bool special = false;
@@ -319,12 +318,11 @@ static int load_added(struct model_load *l)
     json_t *a;
     size_t i;
     int rc = 0;
-    json_array_foreach(added, i, a)
-        if ((rc = load_added_token(l, a)))
-            return rc;
+    json_array_foreach(added, i, a) if ((rc = load_added_token(l, a))) return rc;
     /* Of two that are equal once normalized, the special one counts, then the earlier. */
     for (unsigned turn = 0; turn < 2; turn++)
-        json_array_foreach(added, i, a) {
+        json_array_foreach(added, i, a)
+        {
             uint32_t id = (uint32_t)json_integer_value(json_object_get(a, "id"));
             bool special = l->t->vocab.flags[id] & MODEL_TOKEN_SPECIAL;
             if (special == (turn == 0) && (rc = index_added_token(l, id)))

@@ -23,7 +23,8 @@ struct model_cursor {
     const char *what;
     struct baton_error *e;
 };
-char model_cursor_peek(struct model_cursor *c); /* next character that is no space; NUL at the end */
+char model_cursor_peek(
+    struct model_cursor *c); /* next character that is no space; NUL at the end */
 int model_cursor_expect(struct model_cursor *c, char what);
 /* In a list or object whose opening was read: 1 = an element follows, 0 = `close` was read. *first
  * is true before the first element. */
@@ -41,7 +42,7 @@ struct model_load {
     struct model_span vocab, merges;
     struct model_tokenizer *t;
     unsigned templates; /* of the post-processor */
-    bool decoder_ends; /* ByteLevel or Fuse came: nothing may follow */
+    bool decoder_ends;  /* ByteLevel or Fuse came: nothing may follow */
     struct baton_error *e;
 };
 

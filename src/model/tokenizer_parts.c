@@ -30,7 +30,8 @@ static int each_part(struct model_load *l, const json_t *part, const char *list,
     if (!json_is_array(parts))
         return base_fail(l->e, BATON_ERR_INPUT, "%s: a Sequence has no list %s", l->what, list);
     size_t i;
-    json_array_foreach(parts, i, p) {
+    json_array_foreach(parts, i, p)
+    {
         rc = base_json_str(p, "type", true, &type, l->what, l->e);
         if (rc == 0)
             rc = fn(l, p, type); /* fn refuses a Sequence inside a Sequence */
@@ -270,9 +271,7 @@ static int template_special(struct model_load *l, const json_t *part, const json
         return base_fail(l->e, BATON_ERR_INPUT, "%s: post_processor: \"%s\" has no ids", l->what,
                          model_quote(name, strlen(name)).text);
     size_t i;
-    json_array_foreach(list, i, id)
-        if ((rc = add_special(l, id, ids, n)))
-            return rc;
+    json_array_foreach(list, i, id) if ((rc = add_special(l, id, ids, n))) return rc;
     return 0;
 }
 
@@ -285,7 +284,8 @@ static int load_template(struct model_load *l, const json_t *part)
     size_t i;
     if (l->templates++ > 0) /* the package has no meaning for a second one either */
         return base_fail(l->e, BATON_ERR_INPUT, "%s: post_processor: two templates", l->what);
-    json_array_foreach(single, i, step) {
+    json_array_foreach(single, i, step)
+    {
         const json_t *special = json_object_get(step, "SpecialToken");
         if (special) {
             int rc = template_special(l, part, special, ids[side], n[side]);

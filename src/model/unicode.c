@@ -105,8 +105,8 @@ bool model_unicode_is_word(uint32_t cp)
 {
     /* Alphabetic beyond letters, marks and letter-numbers; join controls. */
     static const struct range more[] = {
-        {0x200C, 0x200D}, {0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169},
-        {0x1F170, 0x1F189},
+        {0x200C, 0x200D},   {0x24B6, 0x24E9},   {0x1F130, 0x1F149},
+        {0x1F150, 0x1F169}, {0x1F170, 0x1F189},
     };
     switch (utf8proc_category((utf8proc_int32_t)cp)) {
     case UTF8PROC_CATEGORY_LU:

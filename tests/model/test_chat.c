@@ -48,7 +48,8 @@ static void goldens(void **state)
         size_t k;
         test_ok(model_chat_open(test_path(golden_files[i].model), &c, &e), &e);
         assert_string_equal(model_chat_name(c), names[i]);
-        json_array_foreach(json_object_get(g, "chats"), k, chat) {
+        json_array_foreach(json_object_get(g, "chats"), k, chat)
+        {
             check_rendered(c, t, chat, "prompt", true, true);
             check_rendered(c, t, chat, "full", false, true);
             check_rendered(c, t, chat, "prompt_no_think", true, false);
@@ -91,15 +92,16 @@ static void bad_conversations_are_named(void **state)
 
 /* ---- where templates come from ---------------------------------------------------------------------- */
 
-#define CHATML                                                                                      \
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + "  \
-    "'<|im_end|>' + '\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- "                       \
-    "'<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false "  \
+#define CHATML                                                                                     \
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + " \
+    "'<|im_end|>' + '\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- "                      \
+    "'<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false " \
     "%}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
-#define LLAMA3                                                                                      \
-    "{{- bos_token }}{%- for message in messages %}{{- '<|start_header_id|>' + message['role'] + "  \
-    "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{%- endfor %}{%- if "     \
-    "add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+#define LLAMA3                                                                                     \
+    "{{- bos_token }}{%- for message in messages %}{{- '<|start_header_id|>' + message['role'] + " \
+    "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{%- endfor %}{%- if "    \
+    "add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif " \
+    "%}"
 
 static void put_config(const char *dir, json_t *template, json_t *bos)
 {
@@ -138,8 +140,8 @@ static void templates_are_found(void **state)
     opens_as(dir, "chatml", "<|im_start|>user\n x\xC2\xA0<|im_end|>\n");
     put_config(dir, json_string(LLAMA3), json_pack("{s:s}", "content", "<B>"));
     opens_as(dir, "llama3", "<B><|start_header_id|>user<|end_header_id|>\n\nx<|eot_id|>");
-    named = json_pack("[{s:s,s:s},{s:s,s:s}]", "name", "tool_use", "template", "{{ tools }}", "name",
-                      "default", "template", LLAMA3);
+    named = json_pack("[{s:s,s:s},{s:s,s:s}]", "name", "tool_use", "template", "{{ tools }}",
+                      "name", "default", "template", LLAMA3);
     put_config(dir, named, json_string("<B>"));
     opens_as(dir, "llama3", "<B><|start_header_id|>user<|end_header_id|>\n\nx<|eot_id|>");
     put_text(dir, "chat_template.jinja", CHATML); /* goes before the configuration's */
@@ -155,10 +157,12 @@ static void unknown_templates_are_refused(void **state)
         {"{{ messages }}", "none of ChatML"},
         {"", "none of ChatML"},
         /* Says more than the plain form: a default system message, a date, tools. */
-        {CHATML "{%- if messages[0].role != 'system' %}You are a helpful assistant{% endif %}", "system"},
+        {CHATML "{%- if messages[0].role != 'system' %}You are a helpful assistant{% endif %}",
+         "system"},
         {LLAMA3 "{{ \"Cutting Knowledge Date: December 2023\" }}", "Knowledge Date"},
         {LLAMA3 "{% if tools %}{{ tools }}{% endif %}", "tools"},
-        {"{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
+        {"{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role "
+         "not "
          "supported') }}{% endif %}<start_of_turn>model <end_of_turn>",
          "none of ChatML"},
     };

@@ -40,9 +40,9 @@ static int32_t pick(struct model_sampler *s, const float *logits, const struct m
     struct baton_error e;
     int32_t token = -77;
     float margin = NAN;
-    test_ok(model_sampler_pick(s, logits, p, NULL, 0, 0, choice, index, NULL, 0, &token, &margin,
-                               &e),
-            &e);
+    test_ok(
+        model_sampler_pick(s, logits, p, NULL, 0, 0, choice, index, NULL, 0, &token, &margin, &e),
+        &e);
     assert_false(isnan(margin));
     return token;
 }
@@ -110,7 +110,8 @@ static int descending(const void *a, const void *b)
 }
 
 /* Probability of each token, from the definitions: [n] into prob. */
-static void slow_distribution(const float *l, uint32_t n, const struct model_sampling *p, double *prob)
+static void slow_distribution(const float *l, uint32_t n, const struct model_sampling *p,
+                              double *prob)
 {
     struct slow *c = malloc(n * sizeof *c);
     double max = -INFINITY;
@@ -210,7 +211,8 @@ static void penalties_are_those_of_vllm(void **state)
         enum { N = 50 };
         float l[N], want[N];
         int32_t context[40], banned[3], token;
-        size_t n_context = test_range(&seed, 0, 40), n_prompt = test_range(&seed, 0, (uint32_t)n_context);
+        size_t n_context = test_range(&seed, 0, 40),
+               n_prompt = test_range(&seed, 0, (uint32_t)n_context);
         size_t n_banned = test_range(&seed, 0, 3);
         struct model_sampling p = model_sampling_default();
         p.repetition_penalty = (float)test_range(&seed, 5, 20) / 10;
@@ -228,7 +230,9 @@ static void penalties_are_those_of_vllm(void **state)
                 in += context[k] == i;
                 out += context[k] == i && k >= n_prompt;
             }
-            want[i] = !in ? l[i] : l[i] > 0 ? l[i] / p.repetition_penalty : l[i] * p.repetition_penalty;
+            want[i] = !in        ? l[i]
+                      : l[i] > 0 ? l[i] / p.repetition_penalty
+                                 : l[i] * p.repetition_penalty;
             want[i] -= p.frequency_penalty * (float)out;
             want[i] -= out ? p.presence_penalty : 0;
         }
@@ -374,8 +378,10 @@ static void bad_rows_are_refused(void **state)
     l[0] = l[1] = l[2] = l[3] = -INFINITY;
     test_fails(PICK(NULL, 0, 0, NULL, 0), BATON_ERR_INTEGRITY, "finite", &e);
     l[0] = 1;
-    test_fails(model_sampler_logprobs(s, l, 4, 0, NULL, NULL, &lp, &e), BATON_ERR_INPUT, "token", &e);
-    test_fails(model_sampler_logprobs(s, l, 0, 5, NULL, NULL, &lp, &e), BATON_ERR_USAGE, "top 5", &e);
+    test_fails(model_sampler_logprobs(s, l, 4, 0, NULL, NULL, &lp, &e), BATON_ERR_INPUT, "token",
+               &e);
+    test_fails(model_sampler_logprobs(s, l, 0, 5, NULL, NULL, &lp, &e), BATON_ERR_USAGE, "top 5",
+               &e);
 #undef PICK
     model_sampler_close(s);
     model_sampler_close(NULL);

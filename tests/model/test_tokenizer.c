@@ -33,7 +33,8 @@ static void goldens(void **state)
         struct model_tokenizer *t = golden_tokenizer(i);
         json_t *g = golden_load(i), *c;
         size_t k;
-        json_array_foreach(json_object_get(g, "strings"), k, c) {
+        json_array_foreach(json_object_get(g, "strings"), k, c)
+        {
             const json_t *text = json_object_get(c, "text");
             const char *s = json_string_value(text);
             size_t n = json_string_length(text);
@@ -336,11 +337,11 @@ static int parse(const struct parts *p, struct model_tokenizer **t, struct baton
 {
     size_t cap = 1024 + strlen(p->vocab) + strlen(p->merges) + strlen(p->added) + strlen(p->pre);
     char *json = malloc(cap);
-    int n = snprintf(json, cap,
-                     "{\"added_tokens\":%s,\"normalizer\":%s,\"pre_tokenizer\":%s,"
-                     "\"post_processor\":%s,\"decoder\":%s,\"model\":{%s,\"vocab\":%s,\"merges\":%s}}",
-                     p->added, p->norm, p->pre, p->post, p->decoder, p->options, p->vocab,
-                     p->merges);
+    int n = snprintf(
+        json, cap,
+        "{\"added_tokens\":%s,\"normalizer\":%s,\"pre_tokenizer\":%s,"
+        "\"post_processor\":%s,\"decoder\":%s,\"model\":{%s,\"vocab\":%s,\"merges\":%s}}",
+        p->added, p->norm, p->pre, p->post, p->decoder, p->options, p->vocab, p->merges);
     assert_true(n > 0 && (size_t)n < cap);
     char *exact = malloc((size_t)n); /* no NUL behind it */
     memcpy(exact, json, (size_t)n);
@@ -424,8 +425,10 @@ static const struct {
     {{.norm = "{\"type\":\"NFKC\"}"}, "NFKC"},
     {{.norm = "{\"type\":\"Sequence\"}"}, "normalizers"},
     {{.norm = "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"b\"}"}, "String"},
-    {{.norm = "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"b\"}"}, "empty pattern"},
-    {{.norm = "{\"type\":\"Sequence\",\"normalizers\":[" STEP8("{\"type\":\"NFC\"}") ",{\"type\":\"NFC\"}]}"},
+    {{.norm = "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"b\"}"},
+     "empty pattern"},
+    {{.norm = "{\"type\":\"Sequence\",\"normalizers\":[" STEP8(
+          "{\"type\":\"NFC\"}") ",{\"type\":\"NFC\"}]}"},
      "more than 8"},
     {{.pre = "{\"type\":\"Metaspace\"}"}, "Metaspace"},
     {{.pre = REGEX("(")}, "does not compile"},
@@ -444,13 +447,16 @@ static const struct {
     {{.pre = "{\"type\":\"ByteLevel\"}"}, "add_prefix_space"},
     {{.decoder = "null"}, "decoder"},
     {{.decoder = "{\"type\":\"WordPiece\"}"}, "WordPiece"},
-    {{.decoder = "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},{\"type\":\"ByteFallback\"}]}"},
+    {{.decoder =
+          "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},{\"type\":\"ByteFallback\"}]}"},
      "in this place"},
     {{.decoder = "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"}]}"}, "Fuse"},
     {{.post = "{\"type\":\"BertProcessing\"}"}, "BertProcessing"},
     {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[]}"}, "single"},
-    {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}}]}"}, "no ids"},
-    {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},{\"Sequence\":"
+    {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}}]}"},
+     "no ids"},
+    {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},{"
+              "\"Sequence\":"
               "{\"id\":\"A\"}}],\"special_tokens\":{\"s\":{\"ids\":[17]}}}"},
      "17"},
 };
@@ -485,10 +491,13 @@ static void hostile_files_are_named(void **state)
 static void cut_and_changed_files(void **state)
 {
     static const char json[] =
-        "{\"added_tokens\":[{\"id\":4,\"content\":\"<s>\",\"special\":true,\"lstrip\":true}],\"normalizer\":"
-        "{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[" REGEX("\\\\s+|\\\\p{L}")
-        ",{\"type\":\"ByteLevel\",\"add_prefix_space\":false}]},\"post_processor\":null,\"decoder\":{\"type\":"
-        "\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"\\u0061b\":2},\"merges\":[\"a b\"]}}";
+        "{\"added_tokens\":[{\"id\":4,\"content\":\"<s>\",\"special\":true,\"lstrip\":true}],"
+        "\"normalizer\":"
+        "{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[" REGEX(
+            "\\\\s+|\\\\p{L}") ",{\"type\":\"ByteLevel\",\"add_prefix_space\":false}]},\"post_"
+                               "processor\":null,\"decoder\":{\"type\":"
+                               "\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,"
+                               "\"b\":1,\"\\u0061b\":2},\"merges\":[\"a b\"]}}";
     struct baton_error e;
     struct model_tokenizer *t = NULL;
     (void)state;
