@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A connection of either role against a peer made of the input.
+ *
+ * The input is a list of steps: a frame from a template with some bytes overwritten and then sealed
+ * (so that the checks do not end every run at the door), raw bytes, or something that the owner does.
+ * Nothing may crash, every request that was told of ends exactly once, and a request is delivered
+ * before its end or not at all. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "../tests/handoff/wire.h"
+#include "handoff/handoff.h"
+#include "transport/transport.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+#define IDS 4u
+#define TOKENS 70u /* two leaves */
+
+struct run {
+    const uint8_t *in;
+    size_t left;
+    struct handoff_conn *conn;
+    struct transport *peer;
+    struct kv_seq *seq;
+    struct kv_geometry g;
+    struct wire w;
+    int live[IDS], committed[IDS];
+    uint8_t answer; /* consumer: what on_offer does */
+    bool digest, want_logits;
+    int32_t ids[TOKENS];
+};
+
+static uint8_t take(struct run *r)
+{
+    if (r->left == 0)
+        return 0;
+    r->left--;
+    return *r->in++;
+}
+
+/* One pool for all runs: opening one asks the system how much memory there is. */
+static struct kv_pool *pool_of(const struct kv_geometry *g)
+{
+    static struct kv_pool *pool;
+    if (!pool && kv_pool_open(&pool, g, TOKENS, 1, TOKENS, NULL))
+        __builtin_trap();
+    return pool;
+}
+
+static void require(bool holds)
+{
+    if (!holds)
+        __builtin_trap();
+}
+
+/* ---- the owner ------------------------------------------------------------------------------ */
+
+static void on_offer(void *ctx, const struct handoff_offer *o)
+{
+    struct run *r = ctx;
+    const struct baton_error why = {BATON_ERR_MISMATCH, "no"};
+    unsigned i = o->request % IDS;
+    int64_t sum = 0;
+    for (uint32_t k = 0; k < o->n_ids; k++)
+        sum += o->ids[k];
+    r->live[i]++;
+    r->committed[i] = 0;
+    bool fits = o->n_ids == TOKENS && !handoff_geometry_check(&r->g, &o->geometry, NULL);
+    if (!fits || sum < 0 || r->answer == 2)
+        handoff_refuse(r->conn, o->request, &why, NULL);
+    else if (r->answer == 0)
+        handoff_reserve(r->conn, o->request, kv_seq_views(r->seq), 0, r->want_logits, NULL);
+}
+
+static void on_commit(void *ctx, uint64_t id, const struct handoff_result *result)
+{
+    struct run *r = ctx;
+    require(r->live[id % IDS] > 0 && result->slots == 4 && result->pieces >= 4);
+    r->committed[id % IDS]++;
+}
+
+static void on_reserve(void *ctx, uint64_t id, uint32_t held, bool wants)
+{
+    struct run *r = ctx;
+    require(r->live[id % IDS] > 0 && held < TOKENS);
+}
+
+static void on_end(void *ctx, uint64_t id, const struct baton_error *why)
+{
+    struct run *r = ctx;
+    require(r->live[id % IDS] > 0 && memchr(why->text, 0, sizeof why->text));
+    r->live[id % IDS]--;
+}
+
+static void owner_offer(struct run *r, uint64_t id)
+{
+    struct handoff_offer o = {.request = id, .geometry = r->g, .ids = r->ids, .n_ids = TOKENS,
+                              .digest = r->digest};
+    if (handoff_offer(r->conn, &o, NULL) == 0)
+        r->live[id % IDS]++;
+}
+
+static void owner_step(struct run *r)
+{
+    uint8_t what = take(r), id = take(r) % 8;
+    static const float logits[3] = {1, 2, 3};
+    const struct baton_kv_view *v = kv_seq_views(r->seq);
+    const struct handoff_commit m = {.argmax = 1, .margin = 1, .vocab = 3,
+                                     .logits = what & 8 ? logits : NULL};
+    if (what % 5 == 0)
+        handoff_abort(r->conn, id, NULL);
+    else if (what % 5 == 1)
+        owner_offer(r, id);
+    else if (what % 5 == 2)
+        handoff_reserve(r->conn, id, v, take(r) % TOKENS, r->want_logits, NULL);
+    else if (what % 5 == 3)
+        handoff_commit(r->conn, id, &m, NULL);
+    else
+        handoff_layer(r->conn, id, what & 8 ? 1 : 0, &v[what & 8 ? 1 : 0], take(r) % TOKENS,
+                      take(r) % TOKENS + 1, NULL);
+}
+
+/* ---- the peer ------------------------------------------------------------------------------- */
+
+static void deliver(struct run *r, const uint8_t *p, size_t n)
+{
+    uint8_t sink[4096];
+    for (size_t at = 0, moved = 0; at < n; at += moved) {
+        struct iovec iov = {(void *)(p + at), n - at};
+        moved = 0;
+        if (transport_send(r->peer, &iov, 1, &moved, NULL))
+            return;
+        handoff_conn_step(r->conn, NULL);
+        size_t got = 1;
+        while (got && transport_recv(r->peer, sink, sizeof sink, &got, NULL) == 0)
+            ;
+        if (moved == 0)
+            return;
+    }
+    handoff_conn_step(r->conn, NULL);
+}
+
+/* The body that a frame of this type has when all is well. */
+static uint32_t template(struct run *r, uint8_t type, uint8_t *b, uint32_t *payload)
+{
+    static const uint32_t sizes[16] = {0, 96, 0, 256, 0, 96, 256, 32, 288, 16, 32, 264, 256, 0};
+    uint8_t slot = 0;
+    *payload = 0;
+    if (type == W_OFFER)
+        return wire_offer_body(b, TOKENS, r->digest);
+    if (type == W_LAYER) {
+        slot = take(r);
+        uint32_t first = slot & 2 ? TOKENS - 2 : slot & 4 ? 64 : 0;
+        uint32_t count = slot & 2 ? 2 : slot & 4 ? TOKENS - 64 : slot & 8 ? TOKENS : 64;
+        wire_layer_body(b, slot >> 1 & 1, slot & 1, first, count);
+        *payload = 4 * count;
+    }
+    if (type == W_LOGITS) {
+        w_u32(b + 4, 3);
+        *payload = 12;
+    }
+    if (type == W_COMMIT) {
+        wire_commit_body(b, TOKENS);
+        w_u32(w_u32(b + 4, r->want_logits), 1);
+        w_u32(b + 44, r->want_logits ? 3 : 0);
+    }
+    return sizes[type & 15];
+}
+
+static void peer_frame(struct run *r)
+{
+    static const uint8_t zeros[4 * TOKENS];
+    uint8_t b[600] = {0}, type = take(r) & 15, how = take(r);
+    uint64_t id = how & 7;
+    uint32_t payload, n = template(r, type, b, &payload);
+    for (uint8_t edits = how >> 6; edits && n; edits--) {
+        uint32_t at = (take(r) | (uint32_t)take(r) << 8) % n;
+        b[at] = take(r);
+    }
+    if (how & 16)
+        n = n > 4 ? n - 4 : n;
+    r->w.n = 0;
+    uint8_t *h = wire_frame(&r->w, type, type <= W_BYE ? 0 : id, b, n, zeros, payload,
+                            payload && !(how & 8));
+    if (how & 32) {
+        h[4 + take(r) % 36] = take(r);
+        wire_seal(h);
+    }
+    deliver(r, r->w.data, r->w.n);
+}
+
+static void peer_raw(struct run *r)
+{
+    size_t n = take(r);
+    n = n < r->left ? n : r->left;
+    deliver(r, r->in, n);
+    r->in += n;
+    r->left -= n;
+}
+
+/* ---- a run ---------------------------------------------------------------------------------- */
+
+static void run_open(struct run *r, uint8_t mode)
+{
+    struct transport *mine;
+    const struct handoff_options o = {.producer = mode & 1};
+    const struct handoff_callbacks cb = {on_offer, on_commit, on_reserve, on_end, r};
+    r->g = (struct kv_geometry){.n_layers = 2, .kv_heads = 1, .head_dim = 2, .dtype = BATON_BF16,
+                                .window = 3, .local = {0, 1}};
+    r->digest = mode & 2;
+    r->want_logits = mode & 4;
+    r->answer = mode >> 3 & 3;
+    r->w.capacity = 1 << 12;
+    r->w.data = malloc(r->w.capacity);
+    require(r->w.data && !kv_seq_open(pool_of(&r->g), &r->seq, NULL) &&
+            !transport_inproc_pair(1 << 14, &mine, &r->peer, NULL) &&
+            !handoff_conn_open(mine, &o, &cb, &r->conn, NULL));
+    if (mode & 1) {
+        require(!kv_seq_reserve(r->seq, TOKENS, NULL));
+        for (int l = 0; l < 2; l++) {
+            struct baton_kv_layout layout;
+            static uint8_t rows[4 * TOKENS];
+            struct baton_kv_view from = kv_dense_view(&layout, BATON_BF16, 1, 2, rows, rows, 0,
+                                                      TOKENS);
+            kv_copy(&kv_seq_views(r->seq)[l], &from, KV_K, 0, TOKENS, NULL);
+            kv_copy(&kv_seq_views(r->seq)[l], &from, KV_V, 0, TOKENS, NULL);
+        }
+        kv_seq_advance(r->seq, TOKENS);
+    } else {
+        require(!kv_seq_reserve_import(r->seq, TOKENS, NULL));
+    }
+    if (mode & 32) {
+        wire_hello(&r->w, 1, 1, mode & 1 ? 2 : 1, 1000000000u, 10000000000u);
+        deliver(r, r->w.data, r->w.n);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    struct run r = {.in = data, .left = n};
+    run_open(&r, take(&r));
+    while (r.left) {
+        uint8_t step = take(&r) & 7;
+        if (step < 5)
+            peer_frame(&r);
+        else if (step < 7)
+            owner_step(&r);
+        else
+            peer_raw(&r);
+    }
+    handoff_conn_close(r.conn);
+    for (unsigned i = 0; i < IDS; i++)
+        require(r.live[i] == 0);
+    transport_close(r.peer);
+    kv_seq_close(r.seq);
+    require(kv_pool_used(pool_of(&r.g)) == 0);
+    free(r.w.data);
+    return 0;
+}
