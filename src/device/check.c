@@ -70,8 +70,8 @@ static int check_layout(const struct baton_caps *caps, const struct baton_kv_lay
         return base_fail(e, BATON_ERR_USAGE, "span %u, layer %u: KV layout is not paged", span,
                          layer);
     if (l->dtype != caps->kv_dtype)
-        return base_fail(e, BATON_ERR_USAGE, "span %u, layer %u: KV dtype is %u, %s wants %u",
-                         span, layer, l->dtype, caps->name, caps->kv_dtype);
+        return base_fail(e, BATON_ERR_USAGE, "span %u, layer %u: KV dtype is %u, %s wants %u", span,
+                         layer, l->dtype, caps->name, caps->kv_dtype);
     if (l->kv_heads == 0 || l->head_dim == 0 || l->head_dim_padded < l->head_dim)
         return base_fail(e, BATON_ERR_USAGE, "span %u, layer %u: KV of %u heads of %u elements",
                          span, layer, l->kv_heads, l->head_dim);
@@ -139,7 +139,7 @@ int device_batch_check(const struct baton_caps *caps, const struct device_graph 
         rc = check_span(caps, g, s, i, e);
     }
     if (rc == 0 && row != b->n_rows)
-        return base_fail(e, BATON_ERR_USAGE, "spans cover %llu of %u rows",
-                         (unsigned long long)row, b->n_rows);
+        return base_fail(e, BATON_ERR_USAGE, "spans cover %llu of %u rows", (unsigned long long)row,
+                         b->n_rows);
     return rc;
 }

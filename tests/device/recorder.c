@@ -8,8 +8,21 @@
 #include "base/base.h"
 #include "device/device_priv.h"
 
-enum step_kind { ARRAY, EMBED, NORM, LINEAR, HEAD_NORM, ROPE, KV_APPEND, ATTEND, ADD, GATE,
-                 LAYER_DONE, SELECT, LOGITS };
+enum step_kind {
+    ARRAY,
+    EMBED,
+    NORM,
+    LINEAR,
+    HEAD_NORM,
+    ROPE,
+    KV_APPEND,
+    ATTEND,
+    ADD,
+    GATE,
+    LAYER_DONE,
+    SELECT,
+    LOGITS
+};
 
 /* One verb. Arrays are numbers, in the order in which the plan makes them; what a pointer of the
  * caller led to is copied, since the pointer need not outlive the recording. */
@@ -85,8 +98,8 @@ static void rec_embed(struct device_run *r, struct device_array y,
 static void rec_norm(struct device_run *r, struct device_array y, struct device_array x,
                      const struct device_weight *w, float eps, float offset)
 {
-    record(r, (struct step){.kind = NORM, .a = {number(y), number(x)}, .w = w, .x = eps,
-                            .y = offset});
+    record(r,
+           (struct step){.kind = NORM, .a = {number(y), number(x)}, .w = w, .x = eps, .y = offset});
 }
 
 static void rec_linear(struct device_run *r, struct device_array y, struct device_array x,
@@ -98,8 +111,8 @@ static void rec_linear(struct device_run *r, struct device_array y, struct devic
 static void rec_head_norm(struct device_run *r, struct device_array x, uint32_t heads,
                           const struct device_weight *w, float eps, float offset)
 {
-    record(r, (struct step){.kind = HEAD_NORM, .a = {number(x)}, .n = heads, .w = w, .x = eps,
-                            .y = offset});
+    record(r, (struct step){
+                  .kind = HEAD_NORM, .a = {number(x)}, .n = heads, .w = w, .x = eps, .y = offset});
 }
 
 static void rec_rope(struct device_run *r, struct device_array x, uint32_t heads,
@@ -148,10 +161,19 @@ static void rec_logits(struct device_run *r, struct device_array x, const struct
 }
 
 static const struct device_verbs recording_verbs = {
-    .array = rec_array, .embed = rec_embed, .norm = rec_norm, .linear = rec_linear,
-    .head_norm = rec_head_norm, .rope = rec_rope, .kv_append = rec_kv_append,
-    .attend = rec_attend, .add = rec_add, .gate = rec_gate, .layer_done = rec_layer_done,
-    .select = rec_select, .logits = rec_logits,
+    .array = rec_array,
+    .embed = rec_embed,
+    .norm = rec_norm,
+    .linear = rec_linear,
+    .head_norm = rec_head_norm,
+    .rope = rec_rope,
+    .kv_append = rec_kv_append,
+    .attend = rec_attend,
+    .add = rec_add,
+    .gate = rec_gate,
+    .layer_done = rec_layer_done,
+    .select = rec_select,
+    .logits = rec_logits,
 };
 
 /* ---- replay ------------------------------------------------------------------------------- */
@@ -161,19 +183,45 @@ static void replay_step(const struct device_verbs *v, struct device_run *r, cons
 {
     struct device_array a = arrays[s->a[0]], b = arrays[s->a[1]], c = arrays[s->a[2]];
     switch (s->kind) {
-    case ARRAY: arrays[(*n_arrays)++] = v->array(r, s->n); break;
-    case EMBED: v->embed(r, a, s->w, s->x); break;
-    case NORM: v->norm(r, a, b, s->w, s->x, s->y); break;
-    case LINEAR: v->linear(r, a, b, s->w, s->b); break;
-    case HEAD_NORM: v->head_norm(r, a, s->n, s->w, s->x, s->y); break;
-    case ROPE: v->rope(r, a, s->n, &s->rope); break;
-    case KV_APPEND: v->kv_append(r, s->n, a, b); break;
-    case ATTEND: v->attend(r, a, b, &s->attn); break;
-    case ADD: v->add(r, a, b); break;
-    case GATE: v->gate(r, a, b, c, s->act); break;
-    case LAYER_DONE: v->layer_done(r, s->n); break;
-    case SELECT: arrays[(*n_arrays)++] = v->select(r, a); break;
-    case LOGITS: v->logits(r, a, s->w); break;
+    case ARRAY:
+        arrays[(*n_arrays)++] = v->array(r, s->n);
+        break;
+    case EMBED:
+        v->embed(r, a, s->w, s->x);
+        break;
+    case NORM:
+        v->norm(r, a, b, s->w, s->x, s->y);
+        break;
+    case LINEAR:
+        v->linear(r, a, b, s->w, s->b);
+        break;
+    case HEAD_NORM:
+        v->head_norm(r, a, s->n, s->w, s->x, s->y);
+        break;
+    case ROPE:
+        v->rope(r, a, s->n, &s->rope);
+        break;
+    case KV_APPEND:
+        v->kv_append(r, s->n, a, b);
+        break;
+    case ATTEND:
+        v->attend(r, a, b, &s->attn);
+        break;
+    case ADD:
+        v->add(r, a, b);
+        break;
+    case GATE:
+        v->gate(r, a, b, c, s->act);
+        break;
+    case LAYER_DONE:
+        v->layer_done(r, s->n);
+        break;
+    case SELECT:
+        arrays[(*n_arrays)++] = v->select(r, a);
+        break;
+    case LOGITS:
+        v->logits(r, a, s->w);
+        break;
     }
 }
 
@@ -195,8 +243,8 @@ static int replay(const void *ctx, struct device_run *r, struct baton_error *e)
 
 /* Pages for the padding rows of one batch: one block, which all layers use in turn. */
 static int pad_open(const struct baton_kv_layout *like, uint32_t n_layers,
-                    struct baton_kv_layout *layout, struct baton_kv_view **views,
-                    uint8_t **memory, struct baton_error *e)
+                    struct baton_kv_layout *layout, struct baton_kv_view **views, uint8_t **memory,
+                    struct baton_error *e)
 {
     static const int32_t table[1] = {0};
     int64_t element = like->dtype == BATON_F32 ? 4 : 2, row;
@@ -214,8 +262,8 @@ static int pad_open(const struct baton_kv_layout *like, uint32_t n_layers,
     if (!*memory || !*views)
         return BATON_ERR_NOMEM;
     for (uint32_t l = 0; l < n_layers; l++)
-        (*views)[l] = (struct baton_kv_view){layout, *memory, *memory + row * RECORDER_WIDTH,
-                                             table, 1, 0, 0};
+        (*views)[l] = (struct baton_kv_view){
+            layout, *memory, *memory + row * RECORDER_WIDTH, table, 1, 0, 0};
     return 0;
 }
 
@@ -305,9 +353,15 @@ static int rec_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns,
 }
 
 static const struct device_impl recorder_impl = {
-    .name = "recorder", .close = rec_close, .start = rec_start, .weight_bind = rec_bind,
-    .weight_close = rec_weight_close, .program_open = rec_program_open,
-    .program_close = rec_program_close, .submit = rec_submit, .wait = rec_wait,
+    .name = "recorder",
+    .close = rec_close,
+    .start = rec_start,
+    .weight_bind = rec_bind,
+    .weight_close = rec_weight_close,
+    .program_open = rec_program_open,
+    .program_close = rec_program_close,
+    .submit = rec_submit,
+    .wait = rec_wait,
 };
 
 int recorder_open(int32_t pad_id, struct device **out, struct baton_error *e)

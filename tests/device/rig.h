@@ -144,8 +144,8 @@ static inline struct rig_weight rig_weight(struct rig *t, uint32_t rows, uint32_
     memset(source, 0xFF, bytes);
     for (uint32_t i = 0; i < w.rows; i++)
         for (uint32_t j = 0; j < cols; j++)
-            w.values[(size_t)i * cols + j] =
-                rig_element(t, tensor.dtype, source + i * row + j * col);
+            w.values[(size_t)i * cols + j] = rig_element(t, tensor.dtype,
+                                                         source + i * row + j * col);
     tensor.data = source;
     tensor.shape[0] = rows ? rows : cols;
     tensor.shape[1] = rows ? cols : 0;

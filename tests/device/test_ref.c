@@ -69,8 +69,7 @@ static void embeds(void **state)
     rows_run(&s, body_embed, &a);
     for (uint32_t i = 0; i < s.n; i++)
         for (uint32_t j = 0; j < cols; j++)
-            assert_true(*rig_at(a.y, i, j) ==
-                        w.values[(uint32_t)s.ids[i] * cols + j] * 11.313708f);
+            assert_true(*rig_at(a.y, i, j) == w.values[(uint32_t)s.ids[i] * cols + j] * 11.313708f);
     rig_free(a.y);
     rig_weight_free(&s.rig, &w);
     rows_close(&s);
@@ -319,8 +318,7 @@ static void gates_and_adds(void **state)
     memcpy(a.y.data, a.x.data, (size_t)s.n * cols * sizeof(float));
     rows_run(&s, body_add_gate, &a);
     for (size_t i = 0; i < (size_t)s.n * cols; i++)
-        assert_true(((float *)a.x.data)[i] ==
-                    ((float *)a.y.data)[i] + ((float *)a.z.data)[i]);
+        assert_true(((float *)a.x.data)[i] == ((float *)a.y.data)[i] + ((float *)a.z.data)[i]);
     a.act = DEVICE_SILU; /* y may be gate */
     struct device_array x = a.y;
     a.y = a.x;
@@ -339,9 +337,9 @@ static void gates_and_adds(void **state)
 static void body_errors(struct rig *t, const struct device_verbs *v, struct device_run *r)
 {
     struct operands *a = t->arg;
-    v->linear(r, a->y, a->x, a->w, NULL);       /* y has a column too many */
-    v->add(r, (struct device_array){0}, a->y);  /* another error: the first one stays */
-    v->add(r, a->y, a->y);                      /* right by itself, and not done any more */
+    v->linear(r, a->y, a->x, a->w, NULL);      /* y has a column too many */
+    v->add(r, (struct device_array){0}, a->y); /* another error: the first one stays */
+    v->add(r, a->y, a->y);                     /* right by itself, and not done any more */
     v->layer_done(r, 0);
 }
 
@@ -372,14 +370,10 @@ static void keeps_the_first_error(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(embeds),
-        cmocka_unit_test(selects_and_writes_logits),
-        cmocka_unit_test(normalises),
-        cmocka_unit_test(normalises_heads),
-        cmocka_unit_test(multiplies),
-        cmocka_unit_test(rotates),
-        cmocka_unit_test(gates_and_adds),
-        cmocka_unit_test(keeps_the_first_error),
+        cmocka_unit_test(embeds),         cmocka_unit_test(selects_and_writes_logits),
+        cmocka_unit_test(normalises),     cmocka_unit_test(normalises_heads),
+        cmocka_unit_test(multiplies),     cmocka_unit_test(rotates),
+        cmocka_unit_test(gates_and_adds), cmocka_unit_test(keeps_the_first_error),
     };
     return cmocka_run_group_tests_name("device ref", tests, NULL, NULL);
 }

@@ -169,9 +169,9 @@ static void check_untouched(struct scene *s)
         size_t element = p->layout.dtype == BATON_F32 ? 4 : 2;
         for (uint32_t i = first; i < s->spans[n].position + s->spans[n].n_rows; i++)
             for (uint32_t j = 0; j < 2 * s->kv_heads * s->head_dim; j++)
-                memset(pages_at(p, 1, (int)(j & 1), i, (j >> 1) / s->head_dim,
-                                (j >> 1) % s->head_dim),
-                       0xFF, element);
+                memset(
+                    pages_at(p, 1, (int)(j & 1), i, (j >> 1) / s->head_dim, (j >> 1) % s->head_dim),
+                    0xFF, element);
         for (size_t i = 0; i < p->bytes; i++)
             assert_int_equal(p->memory[i], 0xFF);
     }
@@ -375,8 +375,8 @@ static struct device_array toy_run(struct rig *t, struct toy *m, const int32_t *
                                       {skip, count, at, 2, pages->views}};
         for (uint32_t i = 0; i < count; i++)
             rows[i] = skip + i;
-        struct baton_batch b = {batch_ids, skip + count,         spans + !neighbour, 1 + neighbour,
-                                rows,      count, rig_at(logits, at, 0)};
+        struct baton_batch b = {batch_ids, skip + count, spans + !neighbour,   1 + neighbour,
+                                rows,      count,        rig_at(logits, at, 0)};
         toy_batch(t, m, &b);
         pages_close(&beside);
         at += count;
@@ -412,8 +412,11 @@ static void rows_do_not_depend_on_company(void **state)
         t.seed = seed;
         for (unsigned way = 0; way < 6; way++) {
             struct pages pages;
-            struct device_array got =
-                toy_run(&t, &m, ids, n, way / 2 == 0 ? n : way / 2 == 1 ? 1 : 9, way % 2, &pages);
+            struct device_array got = toy_run(&t, &m, ids, n,
+                                              way / 2 == 0   ? n
+                                              : way / 2 == 1 ? 1
+                                                             : 9,
+                                              way % 2, &pages);
             pages_check_poison(&pages, n);
             if (want.data) {
                 assert_memory_equal(got.data, want.data, (size_t)n * VOCAB * sizeof(float));

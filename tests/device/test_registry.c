@@ -59,8 +59,8 @@ static void refuses_names(void **state)
     test_fails(device_open("cpu:ref,kv-dtype", &d, &err), BATON_ERR_USAGE, "key=value", &err);
     test_fails(device_open("cpu:ref,kv-dtype=", &d, &err), BATON_ERR_USAGE, "key=value", &err);
     test_fails(device_open("cpu:ref,=f32", &d, &err), BATON_ERR_USAGE, "key=value", &err);
-    test_fails(device_open("cpu:ref,kv-dtype=f32,kv-dtype=f32", &d, &err), BATON_ERR_USAGE,
-               "twice", &err);
+    test_fails(device_open("cpu:ref,kv-dtype=f32,kv-dtype=f32", &d, &err), BATON_ERR_USAGE, "twice",
+               &err);
     for (int i = 0; i < 17; i++)
         snprintf(many + strlen(many), sizeof many - strlen(many), ",k%d=1", i);
     test_fails(device_open(many, &d, &err), BATON_ERR_USAGE, "more than", &err);

@@ -163,8 +163,8 @@ static int ref_submit(struct device_program *p, const struct baton_batch *b, uin
                       struct baton_error *e)
 {
     struct ref_device *d = (struct ref_device *)p->device;
-    struct ref_run run = {
-        .base = {.verbs = &device_ref_verbs, .batch = b, .program = p}, .pool = d->pool};
+    struct ref_run run = {.base = {.verbs = &device_ref_verbs, .batch = b, .program = p},
+                          .pool = d->pool};
     if (!d->pool)
         return base_fail(e, BATON_ERR_USAGE, "cpu:ref was not started");
     int rc = base_arena_open(&run.arena, e);

@@ -20,8 +20,8 @@ static uint8_t *kv_address(const struct baton_kv_view *v, uint8_t *base, uint32_
            row * l->stride_position;
 }
 
-static void kv_store(const struct baton_kv_view *v, uint8_t *base, uint32_t head,
-                     uint32_t position, const float *x)
+static void kv_store(const struct baton_kv_view *v, uint8_t *base, uint32_t head, uint32_t position,
+                     const float *x)
 {
     const struct baton_kv_layout *l = v->layout;
     uint8_t *p = kv_address(v, base, head, position);
@@ -63,27 +63,29 @@ static const struct baton_kv_layout *layer_layout(struct device_run *r, const ch
 {
     const struct baton_kv_layout *first = NULL;
     if (layer >= r->program->graph.n_layers) {
-        ref_fail(r, BATON_ERR_INTERNAL, "%s: layer %u of %u", verb, layer,
-                 r->program->graph.n_layers);
+        device_ref_fail(r, BATON_ERR_INTERNAL, "%s: layer %u of %u", verb, layer,
+                        r->program->graph.n_layers);
         return NULL;
     }
     for (uint32_t s = 0; s < r->batch->n_spans; s++) {
         const struct baton_kv_layout *l = r->batch->spans[s].kv[layer].layout;
         first = first ? first : l;
         if ((uint64_t)l->kv_heads * l->head_dim != kv_cols || l->head_dim != first->head_dim) {
-            ref_fail(r, BATON_ERR_MISMATCH,
-                     "%s: layer %u of span %u holds %u heads of %u elements, wanted %u columns",
-                     verb, layer, s, l->kv_heads, l->head_dim, kv_cols);
+            device_ref_fail(
+                r, BATON_ERR_MISMATCH,
+                "%s: layer %u of span %u holds %u heads of %u elements, wanted %u columns", verb,
+                layer, s, l->kv_heads, l->head_dim, kv_cols);
             return NULL;
         }
     }
     return first;
 }
 
-void ref_kv_append(struct device_run *r, uint32_t layer, struct device_array k,
-                   struct device_array v)
+void device_ref_kv_append(struct device_run *r, uint32_t layer, struct device_array k,
+                          struct device_array v)
 {
-    if (!ref_shape(r, "kv_append", k, k.cols) || !ref_shape(r, "kv_append", v, k.cols))
+    if (!device_ref_shape(r, "kv_append", k, k.cols) ||
+        !device_ref_shape(r, "kv_append", v, k.cols))
         return;
     const struct baton_kv_layout *l = layer_layout(r, "kv_append", layer, k.cols);
     if (!l)
@@ -178,9 +180,10 @@ static bool span_held(struct device_run *r, const struct baton_span *s, const st
     uint32_t first = first_visible(s->position, a->window), block = v->layout->block;
     for (uint32_t p = first; p < s->position + s->n_rows; p++)
         if (p < v->first || v->blocks[block ? p / block : 0] < 0) {
-            ref_fail(r, BATON_ERR_USAGE,
-                     "attend: layer %u does not hold position %u, which the query at %u sees",
-                     a->layer, p, s->position);
+            device_ref_fail(
+                r, BATON_ERR_USAGE,
+                "attend: layer %u does not hold position %u, which the query at %u sees", a->layer,
+                p, s->position);
             return false;
         }
     return true;
@@ -190,20 +193,21 @@ static bool attend_check(struct device_run *r, struct device_array o, struct dev
                          const struct device_attn *a)
 {
     uint64_t cols = (uint64_t)a->q_heads * a->head_dim;
-    if (!ref_shape(r, "attend", q, cols) || !ref_shape(r, "attend", o, cols))
+    if (!device_ref_shape(r, "attend", q, cols) || !device_ref_shape(r, "attend", o, cols))
         return false;
     if (a->kv_heads == 0 || a->q_heads % a->kv_heads) {
-        ref_fail(r, BATON_ERR_INTERNAL, "attend: %u query heads share %u key heads", a->q_heads,
-                 a->kv_heads);
+        device_ref_fail(r, BATON_ERR_INTERNAL, "attend: %u query heads share %u key heads",
+                        a->q_heads, a->kv_heads);
         return false;
     }
-    const struct baton_kv_layout *l =
-        layer_layout(r, "attend", a->layer, a->kv_heads * a->head_dim);
+    const struct baton_kv_layout *l = layer_layout(r, "attend", a->layer,
+                                                   a->kv_heads * a->head_dim);
     if (!l)
         return false;
     if (l->head_dim != a->head_dim) {
-        ref_fail(r, BATON_ERR_MISMATCH, "attend: layer %u holds heads of %u elements, wanted %u",
-                 a->layer, l->head_dim, a->head_dim);
+        device_ref_fail(r, BATON_ERR_MISMATCH,
+                        "attend: layer %u holds heads of %u elements, wanted %u", a->layer,
+                        l->head_dim, a->head_dim);
         return false;
     }
     for (uint32_t s = 0; s < r->batch->n_spans; s++)
@@ -223,8 +227,8 @@ static size_t most_visible(const struct baton_batch *b, uint32_t window)
     return most;
 }
 
-void ref_attend(struct device_run *r, struct device_array o, struct device_array q,
-                const struct device_attn *a)
+void device_ref_attend(struct device_run *r, struct device_array o, struct device_array q,
+                       const struct device_attn *a)
 {
     struct base_pool *pool = ((struct ref_run *)r)->pool;
     struct attend_job job = {.batch = r->batch, .attn = a, .o = o, .q = q};

@@ -30,14 +30,14 @@ struct ref_run {
 extern const struct device_verbs device_ref_verbs; /* scalar_verbs.c */
 
 /* Note an error in the run unless it has one. */
-void ref_fail(struct device_run *r, int code, const char *fmt, ...)
+void device_ref_fail(struct device_run *r, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* True where the run goes on and `a` has one row a batch row and `cols` columns. */
-bool ref_shape(struct device_run *r, const char *verb, struct device_array a, uint64_t cols);
+bool device_ref_shape(struct device_run *r, const char *verb, struct device_array a, uint64_t cols);
 
-void ref_kv_append(struct device_run *r, uint32_t layer, struct device_array k,
-                   struct device_array v);
-void ref_attend(struct device_run *r, struct device_array o, struct device_array q,
-                const struct device_attn *a);
+void device_ref_kv_append(struct device_run *r, uint32_t layer, struct device_array k,
+                          struct device_array v);
+void device_ref_attend(struct device_run *r, struct device_array o, struct device_array q,
+                       const struct device_attn *a);
 
 #endif

@@ -12,7 +12,7 @@
 
 #include "device/cpu/scalar_priv.h"
 
-void ref_fail(struct device_run *r, int code, const char *fmt, ...)
+void device_ref_fail(struct device_run *r, int code, const char *fmt, ...)
 {
     char text[sizeof r->error.text];
     va_list ap;
@@ -24,14 +24,14 @@ void ref_fail(struct device_run *r, int code, const char *fmt, ...)
     base_fail(&r->error, code, "%s", text);
 }
 
-bool ref_shape(struct device_run *r, const char *verb, struct device_array a, uint64_t cols)
+bool device_ref_shape(struct device_run *r, const char *verb, struct device_array a, uint64_t cols)
 {
     if (r->error.code)
         return false;
     if (a.data && a.rows == r->batch->n_rows && a.cols == cols)
         return true;
-    ref_fail(r, BATON_ERR_INTERNAL, "%s: array is [%u, %u], wanted [%u, %llu]", verb, a.rows,
-             a.cols, r->batch->n_rows, (unsigned long long)cols);
+    device_ref_fail(r, BATON_ERR_INTERNAL, "%s: array is [%u, %u], wanted [%u, %llu]", verb, a.rows,
+                    a.cols, r->batch->n_rows, (unsigned long long)cols);
     return false;
 }
 
@@ -43,8 +43,8 @@ static bool weight_shape(struct device_run *r, const char *verb, const struct re
         return false;
     if (w && w->cols == cols && (rows == 0 || w->rows == rows))
         return true;
-    ref_fail(r, BATON_ERR_INTERNAL, "%s: weight %s is [%u, %u], wanted [%u, %u]", verb,
-             w ? w->name : "(none)", w ? w->rows : 0, w ? w->cols : 0, rows, cols);
+    device_ref_fail(r, BATON_ERR_INTERNAL, "%s: weight %s is [%u, %u], wanted [%u, %u]", verb,
+                    w ? w->name : "(none)", w ? w->rows : 0, w ? w->cols : 0, rows, cols);
     return false;
 }
 
@@ -82,7 +82,7 @@ static struct device_array ref_select(struct device_run *r, struct device_array 
 {
     const struct baton_batch *b = r->batch;
     struct device_array y = new_array(r, b->n_logits, x.cols);
-    if (!ref_shape(r, "select", x, x.cols))
+    if (!device_ref_shape(r, "select", x, x.cols))
         return y;
     for (uint32_t i = 0; i < y.rows; i++)
         memcpy(row_of(y, i), row_of(x, b->logit_rows[i]), x.cols * sizeof(float));
@@ -95,7 +95,7 @@ static void ref_embed(struct device_run *r, struct device_array y,
                       const struct device_weight *table, float scale)
 {
     const struct ref_weight *w = weight_of(table);
-    if (!ref_shape(r, "embed", y, y.cols) ||
+    if (!device_ref_shape(r, "embed", y, y.cols) ||
         !weight_shape(r, "embed", w, r->program->graph.vocab, y.cols))
         return;
     for (uint32_t i = 0; i < y.rows; i++)
@@ -118,7 +118,7 @@ static void ref_norm(struct device_run *r, struct device_array y, struct device_
                      const struct device_weight *weight, float eps, float offset)
 {
     const struct ref_weight *w = weight_of(weight);
-    if (!ref_shape(r, "norm", x, x.cols) || !ref_shape(r, "norm", y, x.cols) ||
+    if (!device_ref_shape(r, "norm", x, x.cols) || !device_ref_shape(r, "norm", y, x.cols) ||
         !weight_shape(r, "norm", w, 1, x.cols))
         return;
     for (uint32_t i = 0; i < x.rows; i++)
@@ -130,7 +130,7 @@ static void ref_head_norm(struct device_run *r, struct device_array x, uint32_t 
 {
     const struct ref_weight *w = weight_of(weight);
     uint32_t head_dim = heads ? x.cols / heads : 0;
-    if (!ref_shape(r, "head_norm", x, (uint64_t)heads * head_dim) ||
+    if (!device_ref_shape(r, "head_norm", x, (uint64_t)heads * head_dim) ||
         !weight_shape(r, "head_norm", w, 1, head_dim))
         return;
     for (uint32_t i = 0; i < x.rows; i++)
@@ -158,7 +158,7 @@ static void rotate_row(float *x, uint32_t heads, const struct device_rope *rope,
 static void ref_rope(struct device_run *r, struct device_array x, uint32_t heads,
                      const struct device_rope *rope)
 {
-    if (!ref_shape(r, "rope", x, (uint64_t)heads * rope->head_dim))
+    if (!device_ref_shape(r, "rope", x, (uint64_t)heads * rope->head_dim))
         return;
     for (uint32_t s = 0; s < r->batch->n_spans; s++) {
         const struct baton_span *span = &r->batch->spans[s];
@@ -169,7 +169,7 @@ static void ref_rope(struct device_run *r, struct device_array x, uint32_t heads
 
 static void ref_add(struct device_run *r, struct device_array x, struct device_array y)
 {
-    if (!ref_shape(r, "add", x, x.cols) || !ref_shape(r, "add", y, x.cols))
+    if (!device_ref_shape(r, "add", x, x.cols) || !device_ref_shape(r, "add", y, x.cols))
         return;
     for (size_t i = 0; i < (size_t)x.rows * x.cols; i++)
         ((float *)x.data)[i] += ((const float *)y.data)[i];
@@ -200,11 +200,11 @@ static void ref_gate(struct device_run *r, struct device_array y, struct device_
                      struct device_array up, enum device_act act)
 {
     struct gate_job job = {y, gate, up, act};
-    if (!ref_shape(r, "gate", y, y.cols) || !ref_shape(r, "gate", gate, y.cols) ||
-        !ref_shape(r, "gate", up, y.cols))
+    if (!device_ref_shape(r, "gate", y, y.cols) || !device_ref_shape(r, "gate", gate, y.cols) ||
+        !device_ref_shape(r, "gate", up, y.cols))
         return;
     if (act != DEVICE_SILU && act != DEVICE_GELU_TANH) {
-        ref_fail(r, BATON_ERR_INTERNAL, "gate: no activation %d", (int)act);
+        device_ref_fail(r, BATON_ERR_INTERNAL, "gate: no activation %d", (int)act);
         return;
     }
     base_pool_run(((struct ref_run *)r)->pool, gate_row, &job, y.rows);
@@ -251,8 +251,8 @@ static void linear_item(void *ctx, unsigned item)
                 w[t] = job->w + (size_t)(j + t < end ? j + t : end - 1) * job->k;
             dot4(job->x + (size_t)i * job->k, w, job->k, sum);
             for (uint32_t t = 0; t < 4 && j + t < end; t++)
-                job->y[(size_t)i * job->m + j + t] =
-                    (float)(sum[t] + (job->bias ? job->bias[j + t] : 0.0f));
+                job->y[(size_t)i * job->m + j + t] = (float)(sum[t] +
+                                                             (job->bias ? job->bias[j + t] : 0.0f));
         }
 }
 
@@ -265,7 +265,7 @@ static void ref_linear(struct device_run *r, struct device_array y, struct devic
                        const struct device_weight *weight, const struct device_weight *bias)
 {
     const struct ref_weight *w = weight_of(weight), *b = weight_of(bias);
-    if (!ref_shape(r, "linear", x, x.cols) || !ref_shape(r, "linear", y, y.cols) ||
+    if (!device_ref_shape(r, "linear", x, x.cols) || !device_ref_shape(r, "linear", y, y.cols) ||
         !weight_shape(r, "linear", w, y.cols, x.cols) ||
         (b && !weight_shape(r, "linear", b, 1, y.cols)))
         return;
@@ -281,8 +281,8 @@ static void ref_logits(struct device_run *r, struct device_array x,
     if (!weight_shape(r, "logits", w, r->program->graph.vocab, x.cols))
         return;
     if (!x.data || x.rows != b->n_logits) {
-        ref_fail(r, BATON_ERR_INTERNAL, "logits: array of %u rows, the batch wants %u", x.rows,
-                 b->n_logits);
+        device_ref_fail(r, BATON_ERR_INTERNAL, "logits: array of %u rows, the batch wants %u",
+                        x.rows, b->n_logits);
         return;
     }
     struct linear_job job = {x.data, w->data, NULL, b->logits, x.rows, x.cols, w->rows};
@@ -304,8 +304,8 @@ const struct device_verbs device_ref_verbs = {
     .linear = ref_linear,
     .head_norm = ref_head_norm,
     .rope = ref_rope,
-    .kv_append = ref_kv_append,
-    .attend = ref_attend,
+    .kv_append = device_ref_kv_append,
+    .attend = device_ref_attend,
     .add = ref_add,
     .gate = ref_gate,
     .layer_done = ref_layer_done,
