@@ -120,7 +120,8 @@ struct baton_request_options {
     uint64_t seed;
     const int32_t *force; /* [n_force] teacher forcing: token i is force[i] whatever was chosen */
     size_t n_force;       /* then max_tokens = n_force and end tokens do not stop */
-    bool want_logits;     /* each token carries its row of logits */
+    bool want_logits;     /* each token carries its row of logits; a request of which 8 rows wait to
+                             be pulled pauses, unless others wait for its lane */
     const char *kv_save;  /* consumer or both: write the cache as it stands after prefill (import),
                              before the first step, to this safetensors file */
 };

@@ -256,9 +256,7 @@ struct engine_io_entry {
 struct engine_io {
     struct handoff_conn *conn;
     struct engine_io_entry entries[ENGINE_MAX_OFFERS];
-    uint64_t serial;    /* consumer: of the last offer */
-    uint64_t *refusals; /* offers beyond the bounds, to be refused after the step */
-    size_t n_refusals, cap_refusals;
+    uint64_t serial; /* consumer: of the last offer */
     bool dead, stop;
     struct baton_error why;
 };

@@ -51,19 +51,6 @@ static void tell(struct baton_engine *en, enum engine_kind kind, uint64_t id, ui
 
 /* ---- callbacks ---------------------------------------------------------------------------- */
 
-static void refuse_later(struct engine_io *io, uint64_t id)
-{
-    if (io->n_refusals == io->cap_refusals) {
-        size_t cap = io->cap_refusals ? 2 * io->cap_refusals : 16;
-        uint64_t *ids = base_try_realloc(io->refusals, cap, sizeof *ids, NULL);
-        if (!ids)
-            return; /* the peer hears nothing and gives up by itself */
-        io->refusals = ids;
-        io->cap_refusals = cap;
-    }
-    io->refusals[io->n_refusals++] = id;
-}
-
 static bool room_for(const struct engine_io *io, uint32_t n_ids)
 {
     uint64_t ids = n_ids;
@@ -89,6 +76,7 @@ static struct engine_offer *copy_offer(const struct handoff_offer *o)
 
 static void on_offer(void *ctx, const struct handoff_offer *o)
 {
+    static const struct baton_error full = {BATON_ERR_BUSY, "too many offers at the consumer"};
     struct baton_engine *en = ctx;
     struct engine_io *io = &en->io;
     struct engine_offer *mine = NULL;
@@ -100,7 +88,7 @@ static void on_offer(void *ctx, const struct handoff_offer *o)
         entry = add(io, o->request, io->serial + 1);
     if (!entry) {
         free(mine);
-        refuse_later(io, o->request);
+        handoff_refuse(io->conn, o->request, &full, NULL);
         return;
     }
     entry->n_ids = o->n_ids;
@@ -233,15 +221,6 @@ static void take_messages(struct baton_engine *en)
 
 /* ---- the loop ----------------------------------------------------------------------------- */
 
-static void send_refusals(struct engine_io *io)
-{
-    static const struct baton_error why = {BATON_ERR_BUSY, "too many offers wait at the consumer"};
-    for (size_t i = 0; i < io->n_refusals && !io->dead; i++)
-        if (!find(io, io->refusals[i]))
-            handoff_refuse(io->conn, io->refusals[i], &why, NULL);
-    io->n_refusals = 0;
-}
-
 static void step(struct baton_engine *en)
 {
     struct engine_io *io = &en->io;
@@ -302,7 +281,6 @@ void *engine_io_thread(void *arg)
     while (!en->io.stop) {
         take_messages(en);
         step(en);
-        send_refusals(&en->io);
         if (!en->io.stop)
             wait_for_work(en, UINT64_MAX);
     }
@@ -315,7 +293,6 @@ void engine_io_close(struct baton_engine *en)
     struct engine_message m;
     if (en->io.conn)
         handoff_conn_close(en->io.conn);
-    free(en->io.refusals);
     /* Offers that nobody took: in the queue, and held. */
     while (en->inbox && base_queue_pop(en->inbox, &m, 0))
         if (m.kind == ENGINE_OFFERED)

@@ -56,7 +56,9 @@ static void session_ended(struct baton_engine *en, struct engine_session *s,
     struct baton_error error;
     s->lent = false;
     engine_peer_error(en, why, &error);
-    if (s->state == ENGINE_CLOSING)
+    /* A cancel that came too late: the consumer has acknowledged. */
+    bool acknowledged = en->role == BATON_PRODUCER && error.code == 0 && s->commit_sent;
+    if (s->state == ENGINE_CLOSING && !acknowledged)
         engine_session_over(en, s, BATON_FAILED, &s->why);
     else if (en->role == BATON_CONSUMER)
         engine_consumer_ended(en, s, &error);
@@ -245,13 +247,24 @@ static struct engine_session *next_prefill(struct baton_engine *en)
 
 /* ---- decode ------------------------------------------------------------------------------- */
 
-/* Lanes that take part in a step, in lane order. */
+static bool somebody_waits(const struct baton_engine *en)
+{
+    for (const struct engine_session *s = en->sessions; s; s = s->next)
+        if (s->state == ENGINE_WAITING || s->state == ENGINE_PAIRED || s->state == ENGINE_IMPORTED)
+            return true;
+    return false;
+}
+
+/* Lanes that take part in a step, in lane order. A caller that leaves its rows of logits lying
+ * pauses its lane, so that they do not fill the memory, but not while others wait for a lane: the
+ * caller may be one that wants to see the others' tokens first. */
 static uint32_t gather(struct baton_engine *en, struct engine_session **active)
 {
+    bool may_pause = !somebody_waits(en);
     uint32_t n = 0;
     for (uint32_t i = 0; i < en->lanes; i++) {
         struct engine_session *s = en->lane[i];
-        if (s && s->state == ENGINE_DECODE && !engine_request_stalled(s->request))
+        if (s && s->state == ENGINE_DECODE && !(may_pause && engine_request_stalled(s->request)))
             active[n++] = s;
     }
     return n;
