@@ -10,8 +10,8 @@ const struct cpu_kernels cpu_kernels_avx2 = {
     .numerics = "cpu-avx2-1",
     .order = CPU_ORDER_OUTPUTS,
     .mr = AVX2_MR,
+    .gemv_rows = AVX2_GEMV_ROWS,
     .k_unit = 1,
-    .row_block = 44 * AVX2_MR, /* 264 rows x 256 k x 4 bytes = half of a 512 KiB L2 */
-    .gemm_scratch = 256 * CPU_PANEL * sizeof(float),
+    .row_block = 22 * AVX2_MR, /* 132 rows x 512 k x 4 bytes = half of a 512 KiB L2 */
     CPU_KERNELS_FILL(avx2),
 };

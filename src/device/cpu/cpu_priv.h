@@ -73,15 +73,14 @@ struct cpu_partial {
 /* The signatures, one macro each, for C, SIMD and tests. */
 
 /* Bring rows [r0, r1) of x [m, k_x] into the order that gemv and gemm read; r0 is a multiple of
- * mr. l->a, l->m and l->k are set. */
+ * mr; up to gemv_rows rows come in one call. l->a, l->m and l->k are set. */
 #define CPU_PACK_ROWS(name) \
     void name(const struct cpu_linear *l, const float *x, uint32_t k_x, uint32_t r0, uint32_t r1)
-/* All l->m <= mr rows times panels [p0, p1): streams the weights once. */
+/* All l->m <= gemv_rows rows times panels [p0, p1): streams the weights once. */
 #define CPU_GEMV(name) void name(const struct cpu_linear *l, uint32_t p0, uint32_t p1)
 /* Rows [r0, r1), r0 a multiple of mr, times panels [p0, p1). Same bits as gemv. */
 #define CPU_GEMM(name)                                                                          \
-    void name(const struct cpu_linear *l, uint32_t r0, uint32_t r1, uint32_t p0, uint32_t p1, \
-              void *scratch)
+    void name(const struct cpu_linear *l, uint32_t r0, uint32_t r1, uint32_t p0, uint32_t p1)
 /* Attention of all pairs over tiles [t0, t1) from nothing into p. */
 #define CPU_ATTEND(name)                                                                       \
     void name(const struct cpu_attend *j, uint32_t t0, uint32_t t1, const struct cpu_partial *p, \
@@ -122,10 +121,10 @@ struct cpu_kernels {
     const char *isa;       /* as `isa=` spells it */
     const char *numerics;  /* baton_caps.numerics */
     enum cpu_order order;
-    uint32_t mr;           /* rows of an activation tile; up to so many rows run through gemv */
+    uint32_t mr;           /* rows of an activation tile: gemm is cut at multiples */
+    uint32_t gemv_rows;    /* up to so many rows run through gemv, all in one item */
     uint32_t k_unit;       /* k is padded to a multiple */
     uint32_t row_block;    /* rows of one gemm item, a multiple of mr: its activations stay in L2 */
-    uint32_t gemm_scratch; /* bytes */
     CPU_PACK_ROWS((*pack_rows));
     CPU_GEMV((*gemv));
     CPU_GEMM((*gemm));

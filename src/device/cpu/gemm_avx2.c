@@ -1,32 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AVX2: linear maps.
  *
- * Activations are float32, [block of KC k][tile of 6 rows][k in the block][rows in the tile].
- * gemv (up to 6 rows) widens weights in registers on their way from memory, several panels side by
- * side so that a chain's latency is hidden; gemm widens KC k of a panel into L1 once and runs every
- * row tile over it. Each output is bias + sum over k in order, fused multiply-add: in gemm the sum
- * rests in y between two blocks, which does not change a bit of it.
+ * Activations are float32, [block of k][tile of rows][k in the block][rows in the tile]. Weights are
+ * widened in registers each time they meet a tile of rows: a shift and a mask a vector, which hide
+ * behind the multiplications (widening a panel into L1 first was slower from 24 to 512 rows).
+ * gemv takes all of k at once, several panels side by side where rows are few, so that a chain's
+ * latency is hidden; gemm takes KC k, for which a panel and a tile stay in L1. Each output is bias +
+ * sum over k in order, fused multiply-add: that the sum rests in y between two blocks changes no bit.
  */
 #include <string.h>
 
 #include "device/cpu/avx2_priv.h"
 
-enum { MR = AVX2_MR, KC = 256, HALF = CPU_PANEL / 2 };
+enum {
+    MR = AVX2_MR,
+    KC = 512,
+    HALF = CPU_PANEL / 2,
+    AHEAD = 2048, /* bytes a weight stream is fetched ahead: 15 % more than the processor's own */
+};
 
-/* Where rows from r on (a multiple of MR) of the block that starts at k0 lie. */
-static float *a_at(const struct cpu_linear *l, uint32_t k0, uint32_t r)
+/* Rows of a tile: few rows are cut evenly, since small tiles leave the multipliers idle. */
+static uint32_t tile_rows(const struct cpu_linear *l)
 {
-    uint32_t kc = l->k - k0 < KC ? l->k - k0 : KC;
+    uint32_t tiles = (l->m + MR - 1) / MR;
+    return l->m > AVX2_GEMV_ROWS ? MR : (l->m + tiles - 1) / tiles;
+}
+
+static uint32_t block_k(const struct cpu_linear *l)
+{
+    return l->m > AVX2_GEMV_ROWS ? KC : l->k;
+}
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Where rows from r on (the first of a tile) of the block [k0, k0 + kc) lie. */
+static float *a_at(const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint32_t r)
+{
     return (float *)l->a + (size_t)k0 * l->m + (size_t)kc * r;
 }
 
 CPU_PACK_ROWS(cpu_pack_rows_avx2)
 {
-    for (uint32_t k0 = 0; k0 < k_x; k0 += KC) {
-        uint32_t kc = k_x - k0 < KC ? k_x - k0 : KC;
-        for (uint32_t r = r0; r < r1; r += MR) {
-            uint32_t rows = r1 - r < MR ? r1 - r : MR;
-            float *a = a_at(l, k0, r);
+    uint32_t block = block_k(l), tile = tile_rows(l);
+    for (uint32_t k0 = 0; k0 < k_x; k0 += block) {
+        uint32_t kc = least(block, k_x - k0);
+        for (uint32_t r = r0; r < r1; r += tile) {
+            uint32_t rows = least(tile, r1 - r);
+            float *a = a_at(l, k0, kc, r);
             for (uint32_t i = 0; i < rows; i++) {
                 const float *from = x + (size_t)(r + i) * k_x + k0;
                 for (uint32_t k = 0; k < kc; k++)
@@ -36,45 +59,55 @@ CPU_PACK_ROWS(cpu_pack_rows_avx2)
     }
 }
 
-/* ---- few rows ----------------------------------------------------------------------------- */
+/* ---- the register tile -------------------------------------------------------------------- */
 
-AVX2_INLINE void store_panel(const struct cpu_linear *l, uint32_t row, uint32_t panel, __m256 lo,
-                             __m256 hi)
+AVX2_INLINE void store_panel(float *y, uint32_t n, __m256 lo, __m256 hi)
 {
-    uint32_t at = panel * CPU_PANEL, n = l->n - at;
-    float *y = l->y + row * l->ldy + at;
+    float buf[CPU_PANEL];
     if (n >= CPU_PANEL) {
         _mm256_storeu_ps(y, lo);
         _mm256_storeu_ps(y + HALF, hi);
         return;
     }
-    float buf[CPU_PANEL];
     _mm256_storeu_ps(buf, lo);
     _mm256_storeu_ps(buf + HALF, hi);
     memcpy(y, buf, n * sizeof(float));
 }
 
-/* mr rows times `np` panels from `panel` on: mr * np <= 6. All of k in one go; with m <= MR the
- * blocks of the activations lie one behind the other. */
-AVX2_INLINE void gemv_fixed(const struct cpu_linear *l, uint32_t panel, const int mr, const int np)
+/* Where the sums of a panel start: at the bias, or where the last block of k left them. */
+AVX2_INLINE void start_panel(const float *from, uint32_t n, __m256 c[2])
+{
+    float buf[CPU_PANEL] = {0};
+    if (from && n < CPU_PANEL) {
+        memcpy(buf, from, n * sizeof(float));
+        from = buf;
+    }
+    c[0] = from ? _mm256_loadu_ps(from) : _mm256_setzero_ps();
+    c[1] = from ? _mm256_loadu_ps(from + HALF) : _mm256_setzero_ps();
+}
+
+/* mr rows from r on times np panels from `panel` on over [k0, k0 + kc); mr * np <= 6. */
+AVX2_INLINE void tile_fixed(const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint32_t r,
+                            uint32_t panel, const int mr, const int np)
 {
     __m256 c[6][2];
-    const float *a = l->a;
-    const uint16_t *w = l->w + (size_t)panel * l->k * CPU_PANEL;
+    const float *a = a_at(l, k0, kc, r);
+    const uint16_t *w = l->w + ((size_t)panel * l->k + k0) * CPU_PANEL;
     size_t stride = (size_t)l->k * CPU_PANEL;
+    float *y = l->y + r * l->ldy + (size_t)panel * CPU_PANEL;
+    uint32_t n = l->n - panel * CPU_PANEL; /* columns from here on */
 #pragma GCC unroll 6
-    for (int p = 0; p < np; p++) {
-        const float *bias = l->bias ? l->bias + (panel + p) * CPU_PANEL : NULL;
+    for (int p = 0; p < np; p++)
 #pragma GCC unroll 6
-        for (int i = 0; i < mr; i++) {
-            c[p * mr + i][0] = bias ? _mm256_loadu_ps(bias) : _mm256_setzero_ps();
-            c[p * mr + i][1] = bias ? _mm256_loadu_ps(bias + HALF) : _mm256_setzero_ps();
-        }
-    }
-    for (uint32_t k = 0; k < l->k; k++, a += mr, w += CPU_PANEL) {
+        for (int i = 0; i < mr; i++)
+            start_panel(k0 ? y + i * l->ldy + p * CPU_PANEL
+                           : l->bias ? l->bias + (panel + p) * CPU_PANEL : NULL,
+                        n - p * CPU_PANEL, c[p * mr + i]);
+    for (uint32_t k = 0; k < kc; k++, a += mr, w += CPU_PANEL) {
 #pragma GCC unroll 6
         for (int p = 0; p < np; p++) {
             __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(w + p * stride));
+            _mm_prefetch((const char *)(w + p * stride) + AHEAD, _MM_HINT_T0);
             __m256 b0 = avx2_low(b), b1 = avx2_high(b);
 #pragma GCC unroll 6
             for (int i = 0; i < mr; i++) {
@@ -88,96 +121,75 @@ AVX2_INLINE void gemv_fixed(const struct cpu_linear *l, uint32_t panel, const in
     for (int p = 0; p < np; p++)
 #pragma GCC unroll 6
         for (int i = 0; i < mr; i++)
-            store_panel(l, i, panel + p, c[p * mr + i][0], c[p * mr + i][1]);
+            store_panel(y + i * l->ldy + p * CPU_PANEL, n - p * CPU_PANEL, c[p * mr + i][0],
+                        c[p * mr + i][1]);
+}
+
+/* One function each: inlined side by side, the compiler would keep constants of one tile in
+ * registers that another needs for its sums. */
+#define TILE(mr, np)                                                                          \
+    static __attribute__((noinline)) void tile_##mr##x##np(                                   \
+        const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint32_t r, uint32_t panel)     \
+    {                                                                                         \
+        tile_fixed(l, k0, kc, r, panel, mr, np);                                              \
+    }
+TILE(1, 4)
+TILE(2, 3)
+TILE(3, 2)
+TILE(1, 1)
+TILE(2, 1)
+TILE(3, 1)
+TILE(4, 1)
+TILE(5, 1)
+TILE(6, 1)
+
+typedef void (*tile_fn)(const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint32_t r,
+                        uint32_t panel);
+
+/* By rows of the tile: one panel, and as many as fill the registers. */
+static const struct {
+    tile_fn one, group;
+    uint32_t panels; /* of group */
+} tiles[MR + 1] = {
+    {NULL, NULL, 0},
+    {tile_1x1, tile_1x4, 4},
+    {tile_2x1, tile_2x3, 3},
+    {tile_3x1, tile_3x2, 2},
+    {tile_4x1, tile_4x1, 1},
+    {tile_5x1, tile_5x1, 1},
+    {tile_6x1, tile_6x1, 1},
+};
+
+/* ---- few rows, many rows ------------------------------------------------------------------ */
+
+/* One tile of rows over panels [p0, p1). */
+static void tile_panels(const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint32_t r,
+                        uint32_t rows, uint32_t p0, uint32_t p1)
+{
+    uint32_t step = tiles[rows].panels;
+    for (; p0 + step <= p1; p0 += step)
+        tiles[rows].group(l, k0, kc, r, p0);
+    for (; p0 < p1; p0++)
+        tiles[rows].one(l, k0, kc, r, p0);
 }
 
 CPU_GEMV(cpu_gemv_avx2)
 {
-    uint32_t p = p0;
-    switch (l->m) {
-    case 1:
-        for (; p + 4 <= p1; p += 4)
-            gemv_fixed(l, p, 1, 4);
-        for (; p < p1; p++)
-            gemv_fixed(l, p, 1, 1);
-        break;
-    case 2:
-        for (; p + 3 <= p1; p += 3)
-            gemv_fixed(l, p, 2, 3);
-        for (; p < p1; p++)
-            gemv_fixed(l, p, 2, 1);
-        break;
-    case 3:
-        for (; p + 2 <= p1; p += 2)
-            gemv_fixed(l, p, 3, 2);
-        for (; p < p1; p++)
-            gemv_fixed(l, p, 3, 1);
-        break;
-    case 4:
-        for (; p < p1; p++)
-            gemv_fixed(l, p, 4, 1);
-        break;
-    case 5:
-        for (; p < p1; p++)
-            gemv_fixed(l, p, 5, 1);
-        break;
-    default:
-        for (; p < p1; p++)
-            gemv_fixed(l, p, 6, 1);
-        break;
-    }
-}
-
-/* ---- many rows ---------------------------------------------------------------------------- */
-
-static void widen(float *b, const uint16_t *w, uint32_t kc)
-{
-    for (uint32_t k = 0; k < kc; k++, b += CPU_PANEL, w += CPU_PANEL) {
-        __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)w);
-        _mm256_storeu_ps(b, avx2_low(v));
-        _mm256_storeu_ps(b + HALF, avx2_high(v));
-    }
-}
-
-/* Start the sums of a panel. */
-static void init_panel(const struct cpu_linear *l, uint32_t r0, uint32_t r1, uint32_t panel)
-{
-    uint32_t at = panel * CPU_PANEL, n = l->n - at < CPU_PANEL ? l->n - at : CPU_PANEL;
-    for (uint32_t r = r0; r < r1; r++)
-        for (uint32_t j = 0; j < n; j++)
-            l->y[r * l->ldy + at + j] = l->bias ? l->bias[at + j] : 0.0f;
-}
-
-/* A panel that y has no 16 columns for: through a buffer. */
-static void tile_edge(float *y, size_t ldy, const float *a, const float *b, uint32_t k, uint32_t mr,
-                      uint32_t n)
-{
-    float buf[MR][CPU_PANEL] = {{0}};
-    for (uint32_t i = 0; i < mr; i++)
-        memcpy(buf[i], y + i * ldy, n * sizeof(float));
-    avx2_tile(buf[0], CPU_PANEL, a, b, k, mr);
-    for (uint32_t i = 0; i < mr; i++)
-        memcpy(y + i * ldy, buf[i], n * sizeof(float));
+    uint32_t tile = tile_rows(l), step = tiles[tile].panels;
+    for (uint32_t p = p0; p < p1; p += step) /* the panels stay in L1 from tile to tile */
+        for (uint32_t r = 0; r < l->m; r += tile)
+            tile_panels(l, 0, l->k, r, least(tile, l->m - r), p, least(p + step, p1));
 }
 
 CPU_GEMM(cpu_gemm_avx2)
 {
-    float *b = scratch;
+    uint32_t full = r0 + (r1 - r0) / MR * MR;
     for (uint32_t k0 = 0; k0 < l->k; k0 += KC) {
-        uint32_t kc = l->k - k0 < KC ? l->k - k0 : KC;
-        for (uint32_t p = p0; p < p1; p++) {
-            uint32_t n = l->n - p * CPU_PANEL;
-            if (k0 == 0)
-                init_panel(l, r0, r1, p);
-            widen(b, l->w + ((size_t)p * l->k + k0) * CPU_PANEL, kc);
-            for (uint32_t r = r0; r < r1; r += MR) {
-                uint32_t mr = r1 - r < MR ? r1 - r : MR;
-                float *y = l->y + r * l->ldy + (size_t)p * CPU_PANEL;
-                if (n >= CPU_PANEL)
-                    avx2_tile(y, l->ldy, a_at(l, k0, r), b, kc, mr);
-                else
-                    tile_edge(y, l->ldy, a_at(l, k0, r), b, kc, mr, n);
-            }
-        }
+        uint32_t kc = least(KC, l->k - k0);
+        for (uint32_t p = p0; p < p1; p++)
+            for (uint32_t r = r0; r < full; r += MR)
+                tile_6x1(l, k0, kc, r, p);
+        if (full < r1)
+            tile_panels(l, k0, kc, full, r1 - full, p0, p1);
     }
 }

@@ -109,6 +109,7 @@ const struct cpu_kernels cpu_kernels_generic = {
     .numerics = "cpu-scalar-1",
     .order = CPU_ORDER_OUTPUTS,
     .mr = MR,
+    .gemv_rows = MR,
     .k_unit = 1,
     .row_block = 64,
     CPU_KERNELS_FILL(generic),

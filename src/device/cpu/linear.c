@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu: how a linear map is spread over the pool.
  *
- * The rows are brought into the kernels' order once. Up to mr rows go through gemv, cut by panels
+ * The rows are brought into the kernels' order once. A few rows go through gemv, cut by panels
  * of outputs alone; more go through gemm, cut by blocks of rows and by panels. How it is cut
  * follows the number of threads; the bits do not.
  */
@@ -49,7 +49,7 @@ static void gemm_item(void *ctx, unsigned item, void *scratch)
     uint32_t r0 = item / job->n_chunks * job->rows_item;
     uint32_t p0 = item % job->n_chunks * job->panels_item;
     job->kernels->gemm(&job->l, r0, least(r0 + job->rows_item, job->l.m), p0,
-                       least(p0 + job->panels_item, job->n_panels), scratch);
+                       least(p0 + job->panels_item, job->n_panels));
 }
 
 /* About `per_thread` chunks a thread, in units of `unit` panels. */
@@ -100,7 +100,7 @@ void cpu_linear_run(struct cpu_run *r, float *y, const float *x, uint32_t rows,
                  w->name, w->cols, r->program->base.graph.max_cols);
         return;
     }
-    if (rows <= r->kernels->mr)
+    if (rows <= r->kernels->gemv_rows)
         run_gemv(r, &job);
     else
         run_gemm(r, &job);

@@ -363,13 +363,11 @@ static const struct device_verbs verbs = {
 #define TABLE_FLOATS (2 * CPU_MAX_ROWS * (CPU_MAX_HEAD_DIM / 2)) /* cosine and sine of a rope */
 #define TABLES_BYTES (CPU_MAX_ROPES * TABLE_FLOATS * sizeof(float))
 
-/* Scratch of one worker: two partials and the kernel's own for the largest attention item, or the
- * widened panel of gemm. */
-static size_t scratch_bytes(const struct cpu_kernels *kernels)
+/* Scratch of one worker: two partials and the kernel's own for the largest attention item. */
+static size_t scratch_bytes(void)
 {
     size_t partial = CPU_ATTEND_ROWS * (CPU_MAX_HEAD_DIM + 2) + 16;
     size_t n = 2 * partial * sizeof(float) + cpu_attend_scratch(CPU_ATTEND_ROWS, CPU_MAX_HEAD_DIM);
-    n = n > kernels->gemm_scratch ? n : kernels->gemm_scratch;
     return (n + 4095u) / 4096u * 4096u;
 }
 
@@ -416,7 +414,7 @@ int cpu_program_open(struct device *d, const struct device_graph *g, struct devi
         return BATON_ERR_NOMEM;
     p->base.device = d;
     p->base.graph = *g;
-    p->scratch_bytes = scratch_bytes(((struct cpu_device *)d)->kernels);
+    p->scratch_bytes = scratch_bytes();
     *out = &p->base;
     return 0;
 }

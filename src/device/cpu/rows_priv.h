@@ -117,27 +117,38 @@ static inline void cpu_narrow_row(uint16_t *y, const float *x, size_t n)
     }
 }
 
+static inline float cpu_larger(float a, float b)
+{
+    return a > b ? a : b;
+}
+
+/* Largest of the 64 scores of a tile. */
+static inline float cpu_tile_top(const float *s)
+{
+    float lane[CPU_LANES], top = -INFINITY;
+    for (uint32_t i = 0; i < CPU_LANES; i++)
+        lane[i] = cpu_larger(cpu_larger(s[i], s[i + 16]), cpu_larger(s[i + 32], s[i + 48]));
+    for (uint32_t i = 0; i < CPU_LANES; i++)
+        top = cpu_larger(top, lane[i]);
+    return top;
+}
+
 /* One tile of one pair: s holds 64 scores of which [a, b) are seen, and becomes p = exp(s - m),
  * 0 where unseen. Returns the factor by which what was summed so far shrinks: exactly 1 where
  * nothing is seen, and then m and l stay. */
 static inline float cpu_softmax_tile(float *s, uint32_t a, uint32_t b, float *m, float *l)
 {
-    float lane[CPU_LANES], top = -INFINITY, old = *m;
+    float lane[CPU_LANES], old = *m;
     if (a >= b) {
         for (uint32_t i = 0; i < CPU_TILE; i++)
             s[i] = 0.0f;
         return 1.0f;
     }
-    for (uint32_t i = 0; i < CPU_TILE; i++)
-        s[i] = i >= a && i < b ? s[i] : -INFINITY;
-    for (uint32_t i = 0; i < CPU_LANES; i++)
-        lane[i] = s[i];
-    for (uint32_t i = CPU_LANES; i < CPU_TILE; i += CPU_LANES)
-        for (uint32_t n = 0; n < CPU_LANES; n++)
-            lane[n] = lane[n] > s[i + n] ? lane[n] : s[i + n];
-    for (uint32_t i = 0; i < CPU_LANES; i++)
-        top = top > lane[i] ? top : lane[i];
-    top = top > old ? top : old;
+    for (uint32_t i = 0; i < a; i++)
+        s[i] = -INFINITY;
+    for (uint32_t i = b; i < CPU_TILE; i++)
+        s[i] = -INFINITY;
+    float top = cpu_larger(cpu_tile_top(s), old);
     for (uint32_t i = 0; i < CPU_TILE; i++)
         s[i] = cpu_exp(s[i] - top);
     for (uint32_t i = 0; i < CPU_LANES; i++)
