@@ -186,7 +186,8 @@ bool base_unhex(const char *hex, uint8_t *out, size_t n);
 /* Named points at which a test may stop, kill or delay the process. BATON_PROBE="NAME=kill",
  * "NAME=stop", "NAME=delay:MS" or "NAME=fail" in the environment; without it a point costs one
  * predictable branch. Returns true where "fail" was asked for: the caller then takes its error
- * path. `NAME@K` fires at the K-th visit (from 1) alone. Read once per process, by the first call. */
+ * path. `NAME@K` fires at the K-th visit (from 1) alone; several are separated by commas. Read once
+ * per process, by the first call. */
 bool base_probe(const char *name);
 
 #endif
