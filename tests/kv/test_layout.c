@@ -296,7 +296,7 @@ static void copy_refusals(void **state)
 static void windows_hold_the_newest(void **state)
 {
     struct baton_error e;
-    uint8_t a[2 * 100], ring[2 * 5];
+    uint8_t a[2 * 100], ring[2 * 5] = {0};
     struct baton_kv_layout la, lr;
     for (uint32_t i = 0; i < sizeof a; i++)
         a[i] = (uint8_t)(i / 2);
@@ -311,6 +311,12 @@ static void windows_hold_the_newest(void **state)
     test_fails(kv_copy(&r, &x, KV_K, 12, 6, &e), BATON_ERR_USAGE, "[13, 18)", &e);
     r.first = 9;
     test_fails(kv_copy(&x, &r, KV_K, 8, 1, &e), BATON_ERR_USAGE, "[9, 12)", &e);
+    r.first = 0;
+    r.end = 6; /* position 0 was the first to fall out */
+    test_fails(kv_copy(&x, &r, KV_K, 0, 1, &e), BATON_ERR_USAGE, "[1, 6)", &e);
+    r.end = 5;
+    test_ok(kv_copy(&x, &r, KV_K, 0, 1, &e), &e);
+    r.end = 12;
     test_ok(kv_copy(&r, &x, KV_K, 12, 5, &e), &e);
     for (uint32_t p = 12; p < 17; p++)
         assert_int_equal(ring[2 * (p % 5)], p);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pool and sequences against a model, windows at their edges, what was promised to fit. */
+#include "kv/kv_priv.h"
 #include "shapes.h"
 
 #define BLOCK 64u
@@ -372,6 +373,39 @@ static void poison(void **state)
     kv_pool_close(p);
 }
 
+/* A block with two owners outlives the first, and letting go of it makes no room. */
+static void shared_blocks(void **state)
+{
+    struct baton_error e;
+    struct kv_geometry g = geometry(3, 64);
+    struct kv_pool *p = pool_open(&g, 1280, 1, 64);
+    struct kv_blocks *local = &p->group[KV_LOCAL];
+    struct kv_seq *s;
+    test_ok(kv_seq_open(p, &s, &e), &e);
+    test_ok(kv_seq_reserve(s, 64, &e), &e);
+    kv_seq_advance(s, 64);
+    int32_t id = kv_seq_views(s)[0].blocks[0];
+    uint32_t generation = kv_seq_generation(s, 0, 0);
+    kv_blocks_share(local, id);
+    test_ok(kv_seq_reserve(s, 64, &e), &e);
+    kv_seq_advance(s, 64); /* position 1 is the first of the window: block 0 is still needed */
+    while (local->n_free > 0)
+        assert_true(kv_blocks_take(local) >= 0);
+    test_fails(kv_seq_reserve(s, 64, &e), BATON_ERR_BUSY, "local", &e);
+    assert_int_equal(kv_seq_views(s)[0].blocks[0], id);
+    assert_int_equal(kv_seq_generation(s, 0, 0), generation);
+    kv_blocks_put(local, id); /* the other owner goes: now there is room, in this very block */
+    test_ok(kv_seq_reserve(s, 64, &e), &e);
+    assert_int_equal(kv_seq_views(s)[0].blocks[2], id);
+    assert_true(kv_seq_generation(s, 0, 128) > generation);
+    kv_seq_close(s);
+    for (int32_t i = 0; i < (int32_t)local->n_blocks; i++)
+        if (local->refs[i] > 0)
+            kv_blocks_put(local, i);
+    assert_int_equal(kv_pool_used(p), 0);
+    kv_pool_close(p);
+}
+
 /* A page is what device.h's formula says, aligned to what the record promises. */
 static void page_layout(void **state)
 {
@@ -413,6 +447,7 @@ int main(void)
         cmocka_unit_test(random_operations),
         cmocka_unit_test(what_was_asked_for_fits),
         cmocka_unit_test(poison),
+        cmocka_unit_test(shared_blocks),
         cmocka_unit_test(page_layout),
     };
     seed = test_seed();
