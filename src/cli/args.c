@@ -25,7 +25,7 @@ int cli_parse_u64(const char *name, const char *value, uint64_t *out, struct bat
 int cli_parse_u32(const char *name, const char *value, uint32_t min, uint32_t max, uint32_t *out,
                   struct baton_error *e)
 {
-    uint64_t v;
+    uint64_t v = 0;
     int rc = cli_parse_u64(name, value, &v, e);
     if (rc)
         return rc;
@@ -156,6 +156,14 @@ int cli_read_all(int fd, size_t limit, char **text, size_t *n, struct baton_erro
     *text = buf;
     *n = used;
     return 0;
+}
+
+bool cli_wants_json(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--json"))
+            return true;
+    return false;
 }
 
 void cli_set_verbosity(const struct cli_common *c)

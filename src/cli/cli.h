@@ -47,6 +47,9 @@ int cli_set_cpus(const char *list, struct baton_error *e);
 /* All of a descriptor's text, at most `limit` bytes; *text is malloc'ed and NUL-terminated. */
 int cli_read_all(int fd, size_t limit, char **text, size_t *n, struct baton_error *e);
 
+/* Whether --json stands anywhere: known before parsing, so that a usage error is a document too. */
+bool cli_wants_json(int argc, char **argv);
+
 /* Apply -v, -q to the log level. */
 void cli_set_verbosity(const struct cli_common *c);
 

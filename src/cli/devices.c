@@ -43,7 +43,7 @@ int cli_devices(int argc, char **argv)
 {
     static const struct option options[] = {
         {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
-    struct cli_common common = {0};
+    struct cli_common common = {.json = cli_wants_json(argc, argv)};
     struct baton_error e = {0};
     int opt;
     opterr = 0;

@@ -277,7 +277,7 @@ int cli_model(int argc, char **argv)
         int (*run)(const struct model_args *a, struct baton_error *e);
     } verbs[] = {
         {"info", info}, {"hash", hash}, {"tokenize", tokenize}, {"detokenize", detokenize}};
-    struct model_args a = {0};
+    struct model_args a = {.common.json = cli_wants_json(argc, argv)};
     struct baton_error e = {0};
     bool done = false;
     int rc = parse(argc, argv, &a, &done, &e);

@@ -21,11 +21,9 @@ static void refuse(int status, const char *word, const char *const *args)
         fail_msg("sanitizer: %s", r.err);
     e2e_free(&r);
     /* The same as JSON. */
-    const char *with[MAX_ARGS + 2] = {0};
-    size_t n = 0;
-    for (; args[n]; n++)
-        with[n] = args[n];
-    with[n] = "--json";
+    const char *with[MAX_ARGS + 2] = {args[0], "--json"};
+    for (size_t n = 1; args[n]; n++)
+        with[n + 1] = args[n];
     e2e_expect(&r, status, with);
     assert_non_null(r.json);
     assert_non_null(strstr(json_string_value(e2e_get(r.json, "error.message")), word));
