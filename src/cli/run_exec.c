@@ -144,6 +144,21 @@ static int open_request(struct run *x, enum baton_role role, int fd, struct bato
     return rc ? rc : baton_submit(*engine, &ro, request, e);
 }
 
+/* baton_next with a progress bar of the prefill while there is nothing to return. */
+static int next_token(struct run *x, struct baton_request *request, struct baton_token *token,
+                      struct baton_error *e)
+{
+    enum { LOOK_NS = 100000000 };
+    struct baton_stats s = {.struct_size = sizeof s};
+    int rc;
+    while ((rc = baton_next(request, token, LOOK_NS, e)) == BATON_ERR_TIMEOUT) {
+        baton_request_stats(request, &s);
+        if (s.prefilled_tokens && s.prefilled_tokens < s.prompt_tokens)
+            cli_progress_draw(&x->progress, "prefill", s.prefilled_tokens, s.prompt_tokens);
+    }
+    return rc;
+}
+
 /* The producer's whole life after fork; its return value is the exit code. It leaves without
  * closing the engine where it failed: the kernel takes everything back at once, and a prefill under
  * way would keep a close waiting. */
@@ -156,7 +171,8 @@ static int produce(void *ctx, int fd)
     struct baton_error e = {0};
     int rc = open_request(x, BATON_PRODUCER, fd, &engine, &request, &e);
     if (!rc)
-        rc = baton_next(request, &token, -1, &e);
+        rc = next_token(x, request, &token, &e);
+    cli_progress_end(&x->progress);
     if (rc == 0) {
         baton_request_close(request);
         baton_engine_close(engine);
@@ -213,7 +229,7 @@ static int pull(struct run *x, struct baton_request *request, struct model_detok
     uint32_t vocab = baton_model_vocab(x->model);
     struct baton_token token;
     int rc;
-    while ((rc = baton_next(request, &token, -1, e)) == 1) {
+    while ((rc = next_token(x, request, &token, e)) == 1) {
         cli_progress_end(&x->progress);
         rc = keep_token(x->result, &token, vocab, e);
         /* Ids past the tokenizer's (padding rows of the vocabulary) have no text. */
