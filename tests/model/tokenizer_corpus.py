@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 
-if os.environ.get("BATON_PYTHON") and os.path.realpath(sys.executable) != os.path.realpath(os.environ["BATON_PYTHON"]) \
-        and "BATON_CORPUS_AGAIN" not in os.environ:
+# A venv's python is a link to the one that made it: the paths' targets say nothing.
+if os.environ.get("BATON_PYTHON") and "BATON_CORPUS_AGAIN" not in os.environ:
     os.environ["BATON_CORPUS_AGAIN"] = "1"
     os.execv(os.environ["BATON_PYTHON"], [os.environ["BATON_PYTHON"]] + sys.argv)
 try:
