@@ -2,7 +2,7 @@
 /* A connection of either role against a peer made of the input.
  *
  * The input is a list of steps: a frame from a template with some bytes overwritten and then sealed
- * (so that the checks do not end every run at the door), raw bytes, or something that the owner does.
+ * (so that the checks do not end every run at the door), raw bytes, or an act of the owner.
  * Nothing may crash, every request that was told of ends exactly once, and a request is delivered
  * before its end or not at all. */
 #include <stdlib.h>
@@ -96,8 +96,8 @@ static void on_end(void *ctx, uint64_t id, const struct baton_error *why)
 
 static void owner_offer(struct run *r, uint64_t id)
 {
-    struct handoff_offer o = {.request = id, .geometry = r->g, .ids = r->ids, .n_ids = TOKENS,
-                              .digest = r->digest};
+    struct handoff_offer o = {
+        .request = id, .geometry = r->g, .ids = r->ids, .n_ids = TOKENS, .digest = r->digest};
     if (handoff_offer(r->conn, &o, NULL) == 0)
         r->live[id % IDS]++;
 }
@@ -107,8 +107,8 @@ static void owner_step(struct run *r)
     uint8_t what = take(r), id = take(r) % 8;
     static const float logits[3] = {1, 2, 3};
     const struct baton_kv_view *v = kv_seq_views(r->seq);
-    const struct handoff_commit m = {.argmax = 1, .margin = 1, .vocab = 3,
-                                     .logits = what & 8 ? logits : NULL};
+    const struct handoff_commit m = {
+        .argmax = 1, .margin = 1, .vocab = 3, .logits = what & 8 ? logits : NULL};
     if (what % 5 == 0)
         handoff_abort(r->conn, id, NULL);
     else if (what % 5 == 1)
@@ -207,8 +207,12 @@ static void run_open(struct run *r, uint8_t mode)
     struct transport *mine;
     const struct handoff_options o = {.producer = mode & 1};
     const struct handoff_callbacks cb = {on_offer, on_commit, on_reserve, on_end, r};
-    r->g = (struct kv_geometry){.n_layers = 2, .kv_heads = 1, .head_dim = 2, .dtype = BATON_BF16,
-                                .window = 3, .local = {0, 1}};
+    r->g = (struct kv_geometry){.n_layers = 2,
+                                .kv_heads = 1,
+                                .head_dim = 2,
+                                .dtype = BATON_BF16,
+                                .window = 3,
+                                .local = {0, 1}};
     r->digest = mode & 2;
     r->want_logits = mode & 4;
     r->answer = mode >> 3 & 3;

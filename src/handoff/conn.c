@@ -58,6 +58,16 @@ void handoff_out_push(struct handoff_conn *c, struct handoff_out *f)
     c->out_bytes += HANDOFF_HEADER + f->header.control;
 }
 
+bool handoff_out_pending(const struct handoff_conn *c, uint64_t request)
+{
+    if (c->writing && c->writing->header.request == request)
+        return true;
+    for (const struct handoff_out *f = c->out_first; f; f = f->next)
+        if (f->header.request == request)
+            return true;
+    return false;
+}
+
 /* Choose the frame that is written next: queued control frames before payload, and nothing but
  * this end's HELLO before the peer's has been read. */
 static struct handoff_out *out_take(struct handoff_conn *c)
@@ -117,8 +127,8 @@ static int conn_write(struct handoff_conn *c, struct baton_error *e)
         total += moved;
         c->written += moved;
         c->last_out_ns = base_now_ns();
-        if (c->written == HANDOFF_HEADER + (size_t)c->writing->header.control +
-                              c->writing->header.payload) {
+        if (c->written ==
+            HANDOFF_HEADER + (size_t)c->writing->header.control + c->writing->header.payload) {
             free(c->writing);
             c->writing = NULL;
         }

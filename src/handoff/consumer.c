@@ -66,9 +66,10 @@ static int views_take(struct handoff_request *r, const struct baton_kv_view *vie
         if (first < held)
             first = held;
         if (lay->kv_heads != g->kv_heads || lay->head_dim != g->head_dim)
-            return base_fail(e, BATON_ERR_USAGE, "layer %u: pages of %u heads of %u for an offer "
-                             "of %u of %u", l, lay->kv_heads, lay->head_dim, g->kv_heads,
-                             g->head_dim);
+            return base_fail(e, BATON_ERR_USAGE,
+                             "layer %u: pages of %u heads of %u for an offer "
+                             "of %u of %u",
+                             l, lay->kv_heads, lay->head_dim, g->kv_heads, g->head_dim);
         int rc = handoff_view_copy(&r->views[l], &views[l], first, r->n_ids, e);
         if (rc)
             return rc;
@@ -142,16 +143,20 @@ static int piece_check(const struct handoff_conn *c, const struct handoff_reques
 {
     const struct kv_geometry *g = &r->geometry;
     if (p->layer >= g->n_layers || p->which > 1)
-        return base_fail(e, BATON_ERR_INTEGRITY, "piece of layer %u, slot kind %u: %u layers were "
-                         "offered", p->layer, p->which, g->n_layers);
+        return base_fail(e, BATON_ERR_INTEGRITY,
+                         "piece of layer %u, slot kind %u: %u layers were "
+                         "offered",
+                         p->layer, p->which, g->n_layers);
     char kv = p->which ? 'V' : 'K';
     const struct handoff_slot *s = &r->slots[2 * p->layer + p->which];
     if (p->dtype != g->dtype)
         return base_fail(e, BATON_ERR_INTEGRITY, "layer %u %c: dtype %u, offered was %u", p->layer,
                          kv, p->dtype, g->dtype);
     if (p->first != s->next || p->count == 0 || p->count > r->n_ids - s->next)
-        return base_fail(e, BATON_ERR_INTEGRITY, "layer %u %c: %u positions from %u where [%u, %u) "
-                         "is due", p->layer, kv, p->count, p->first, s->next, r->n_ids);
+        return base_fail(e, BATON_ERR_INTEGRITY,
+                         "layer %u %c: %u positions from %u where [%u, %u) "
+                         "is due",
+                         p->layer, kv, p->count, p->first, s->next, r->n_ids);
     uint32_t end = p->first + p->count;
     if (end % KV_BLOCK && end != r->n_ids)
         return base_fail(e, BATON_ERR_INTEGRITY, "layer %u %c: piece ends inside a leaf, at %u",
@@ -177,8 +182,9 @@ static int take_layer(struct handoff_conn *c, struct handoff_request *r, const u
     if (rc)
         return rc;
     if (piece_check(c, r, &p, &why))
-        return nack(c, r, p.layer < g->n_layers && p.which < 2 ? 2 * p.layer + p.which
-                                                               : HANDOFF_NO_SLOT, &why);
+        return nack(c, r,
+                    p.layer < g->n_layers && p.which < 2 ? 2 * p.layer + p.which : HANDOFF_NO_SLOT,
+                    &why);
     uint32_t slot = 2 * p.layer + p.which;
     struct baton_kv_view dense = kv_dense_view(&layout, g->dtype, g->kv_heads, g->head_dim, payload,
                                                payload, p.first, p.count);
@@ -213,9 +219,10 @@ static int slots_verify(const struct handoff_request *r, const uint8_t *table, u
             return base_fail(e, BATON_ERR_INTEGRITY, "layer %u %c: positions [%u, %u) are missing",
                              s / 2, kv, x->next, r->n_ids);
         if (first != x->first || last != r->n_ids - 1)
-            return base_fail(e, BATON_ERR_INTEGRITY, "layer %u %c: committed are positions %u to "
-                             "%u, %u to %u were due", s / 2, kv, first, last, x->first,
-                             r->n_ids - 1);
+            return base_fail(e, BATON_ERR_INTEGRITY,
+                             "layer %u %c: committed are positions %u to "
+                             "%u, %u to %u were due",
+                             s / 2, kv, first, last, x->first, r->n_ids - 1);
         if (memcmp(table + 8, x->digest, 32))
             return base_fail(e, BATON_ERR_INTEGRITY, "layer %u %c: digest differs", s / 2, kv);
     }
@@ -321,8 +328,8 @@ static int take_logits(struct handoff_conn *c, struct handoff_request *r, const 
     return deliver(c, r);
 }
 
-int handoff_consumer_take(struct handoff_conn *c, struct handoff_request *r,
-                          const uint8_t *control, uint8_t *payload, struct baton_error *e)
+int handoff_consumer_take(struct handoff_conn *c, struct handoff_request *r, const uint8_t *control,
+                          uint8_t *payload, struct baton_error *e)
 {
     unsigned type = c->in.type;
     if (type == HANDOFF_LAYER && r->state == HANDOFF_RESERVED)

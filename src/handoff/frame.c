@@ -24,7 +24,7 @@ static const struct {
     [HANDOFF_HEARTBEAT] = {"HEARTBEAT", EITHER, false, 0, 0, 1, 0},
     [HANDOFF_BYE] = {"BYE", EITHER, false, HANDOFF_REASON_BYTES, HANDOFF_REASON_BYTES, 1, 0},
     [HANDOFF_OFFER] = {"OFFER", FROM_PRODUCER, true, HANDOFF_OFFER_BYTES,
-                       HANDOFF_OFFER_BYTES + HANDOFF_OFFER_LAYER_BYTES * KV_MAX_LAYERS +
+                       HANDOFF_OFFER_BYTES + HANDOFF_OFFER_LAYER_BYTES *KV_MAX_LAYERS +
                            4 * HANDOFF_MAX_IDS,
                        4, 0},
     [HANDOFF_RESERVE] = {"RESERVE", FROM_CONSUMER, true, HANDOFF_RESERVE_BYTES,
@@ -63,8 +63,7 @@ void handoff_header_write(uint8_t raw[HANDOFF_HEADER], const struct handoff_head
     handoff_put64(raw + 40, XXH3_64bits(raw, 40));
 }
 
-static int header_bounds(const struct handoff_header *h, bool from_producer,
-                         struct baton_error *e)
+static int header_bounds(const struct handoff_header *h, bool from_producer, struct baton_error *e)
 {
     if (h->version != HANDOFF_VERSION)
         return base_fail(e, BATON_ERR_MISMATCH,
@@ -168,8 +167,12 @@ void handoff_reason_write(uint8_t *p, const struct baton_error *why)
 /* Length of the well-formed UTF-8 sequence at s (n bytes left), 0 where it is none. */
 static size_t utf8_length(const uint8_t *s, size_t n)
 {
-    size_t len = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3
-                 : s[0] < 0xF5 ? 4 : 0;
+    size_t len = s[0] < 0x80   ? 1
+                 : s[0] < 0xC2 ? 0
+                 : s[0] < 0xE0 ? 2
+                 : s[0] < 0xF0 ? 3
+                 : s[0] < 0xF5 ? 4
+                               : 0;
     if (len == 0 || len > n)
         return 0;
     for (size_t i = 1; i < len; i++)
@@ -289,8 +292,8 @@ int handoff_commit_read(const uint8_t *p, size_t n, struct handoff_commit *m,
         (t->logits_follow ? m->vocab == 0 || m->vocab > HANDOFF_MAX_VOCAB : m->vocab != 0))
         return base_fail(e, BATON_ERR_PEER, "COMMIT with fields out of range");
     if (t->slots != (n - HANDOFF_COMMIT_BYTES) / HANDOFF_COMMIT_SLOT_BYTES)
-        return base_fail(e, BATON_ERR_PEER, "COMMIT of %u slots with a body of %zu bytes",
-                         t->slots, n);
+        return base_fail(e, BATON_ERR_PEER, "COMMIT of %u slots with a body of %zu bytes", t->slots,
+                         n);
     if (m->argmax < 0 || (m->vocab && (uint32_t)m->argmax >= m->vocab) || !(m->margin >= 0))
         return base_fail(e, BATON_ERR_PEER, "COMMIT with argmax %d and margin %g", m->argmax,
                          (double)m->margin);

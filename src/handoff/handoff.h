@@ -55,17 +55,17 @@ struct handoff_offer {
     struct kv_geometry geometry; /* dtype: of the producer's pages, which is the wire's */
     const int32_t *ids;          /* [n_ids] the whole prompt */
     uint32_t n_ids;
-    uint32_t max_new;   /* most tokens to come */
-    bool stream;        /* layers travel while later ones are computed */
-    bool digest;        /* slot digests follow in COMMIT */
+    uint32_t max_new; /* most tokens to come */
+    bool stream;      /* layers travel while later ones are computed */
+    bool digest;      /* slot digests follow in COMMIT */
 };
 
 /* What the producer says at the end. */
 struct handoff_commit {
     int32_t argmax; /* of the last prompt position */
     float margin;
-    const float *logits; /* [vocab] where RESERVE asked for it, else NULL; copied */
-    uint32_t vocab;      /* 0 without logits */
+    const float *logits;     /* [vocab] where RESERVE asked for it, else NULL; copied */
+    uint32_t vocab;          /* 0 without logits */
     uint64_t prefill_ns;     /* compute time */
     uint64_t compute_end_ns; /* CLOCK_MONOTONIC at the end of the last compute; same host only */
 };

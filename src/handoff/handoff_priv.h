@@ -18,9 +18,9 @@
 #define HANDOFF_MAGIC 0x4E544142u /* "BATN" */
 #define HANDOFF_VERSION 1u
 #define HANDOFF_HEADER 48u
-#define HANDOFF_MAX_PAYLOAD (4u << 20)   /* of one frame: one leaf of the widest row */
-#define HANDOFF_PIECE (1u << 20)         /* what a sender aims at */
-#define HANDOFF_MAX_ROW 65536u           /* bytes of one position of one slot */
+#define HANDOFF_MAX_PAYLOAD (4u << 20) /* of one frame: one leaf of the widest row */
+#define HANDOFF_PIECE (1u << 20)       /* what a sender aims at */
+#define HANDOFF_MAX_ROW 65536u         /* bytes of one position of one slot */
 #define HANDOFF_NO_SLOT UINT32_MAX
 
 enum handoff_type {
@@ -164,9 +164,9 @@ enum handoff_state {
 
 /* One slot under way, at either end. */
 struct handoff_slot {
-    uint32_t first, next;     /* positions [first, next) were sent or have landed */
-    struct kv_digest *sum;    /* from the first piece to the last */
-    uint8_t digest[32];       /* once next == n_ids; zero where digests are off */
+    uint32_t first, next;  /* positions [first, next) were sent or have landed */
+    struct kv_digest *sum; /* from the first piece to the last */
+    uint8_t digest[32];    /* once next == n_ids; zero where digests are off */
 };
 
 /* A view with its own layout and block table, so that nobody's later growth moves it. */
@@ -297,16 +297,18 @@ struct handoff_conn {
 struct handoff_out *handoff_out_new(unsigned type, uint64_t request, size_t control,
                                     struct baton_error *e);
 void handoff_out_push(struct handoff_conn *c, struct handoff_out *f);
+/* true while a frame of this request is not wholly written. */
+bool handoff_out_pending(const struct handoff_conn *c, uint64_t request);
 /* Nothing can be told to the peer any more: the connection dies at the end of this step. */
 void handoff_conn_doom(struct handoff_conn *c, const struct baton_error *why);
 
 /* Frames of the other role, as they came; `r` is the frame's request, never an ended one. A
  * negative code ends the connection. */
-int handoff_producer_take(struct handoff_conn *c, struct handoff_request *r,
-                          const uint8_t *control, struct baton_error *e);
+int handoff_producer_take(struct handoff_conn *c, struct handoff_request *r, const uint8_t *control,
+                          struct baton_error *e);
 int handoff_consumer_offer(struct handoff_conn *c, uint8_t *control, struct baton_error *e);
-int handoff_consumer_take(struct handoff_conn *c, struct handoff_request *r,
-                          const uint8_t *control, uint8_t *payload, struct baton_error *e);
+int handoff_consumer_take(struct handoff_conn *c, struct handoff_request *r, const uint8_t *control,
+                          uint8_t *payload, struct baton_error *e);
 /* The next frame with a payload that some request has ready, staged, or NULL. */
 struct handoff_out *handoff_producer_next(struct handoff_conn *c);
 /* true while handoff_producer_next would find something. */

@@ -12,8 +12,7 @@
 
 /* ---- offer ---------------------------------------------------------------------------------- */
 
-static int offer_check(struct handoff_conn *c, const struct handoff_offer *o,
-                       struct baton_error *e)
+static int offer_check(struct handoff_conn *c, const struct handoff_offer *o, struct baton_error *e)
 {
     if (c->death.code)
         return base_fail(e, c->death.code, "%s", c->death.text);
@@ -140,9 +139,10 @@ static int view_check(const struct handoff_request *r, const struct baton_kv_vie
     const struct kv_geometry *g = &r->geometry;
     const struct baton_kv_layout *l = view->layout;
     if (l->kv_heads != g->kv_heads || l->head_dim != g->head_dim || l->dtype != g->dtype)
-        return base_fail(e, BATON_ERR_USAGE, "a view of %u heads of %u, dtype %u; offered were %u "
-                         "of %u, dtype %u", l->kv_heads, l->head_dim, l->dtype, g->kv_heads,
-                         g->head_dim, g->dtype);
+        return base_fail(e, BATON_ERR_USAGE,
+                         "a view of %u heads of %u, dtype %u; offered were %u "
+                         "of %u, dtype %u",
+                         l->kv_heads, l->head_dim, l->dtype, g->kv_heads, g->head_dim, g->dtype);
     return 0;
 }
 
@@ -155,8 +155,10 @@ int handoff_layer(struct handoff_conn *c, uint64_t request, uint32_t layer,
     if (rc)
         return rc;
     if (layer >= r->geometry.n_layers || n == 0 || first > r->n_ids || n > r->n_ids - first)
-        return base_fail(e, BATON_ERR_USAGE, "layer %u, %u positions from %u: offered were %u "
-                         "layers of %u", layer, n, first, r->geometry.n_layers, r->n_ids);
+        return base_fail(e, BATON_ERR_USAGE,
+                         "layer %u, %u positions from %u: offered were %u "
+                         "layers of %u",
+                         layer, n, first, r->geometry.n_layers, r->n_ids);
     rc = view_check(r, view, e);
     if (rc)
         return rc;
@@ -192,13 +194,15 @@ int handoff_commit(struct handoff_conn *c, uint64_t request, const struct handof
         return rc;
     for (uint32_t l = 0; l < r->geometry.n_layers; l++)
         if (r->feeds[l].queued != r->n_ids)
-            return base_fail(e, BATON_ERR_USAGE, "commit with layer %u queued up to position %u "
-                             "of %u", l, r->feeds[l].queued, r->n_ids);
+            return base_fail(e, BATON_ERR_USAGE,
+                             "commit with layer %u queued up to position %u "
+                             "of %u",
+                             l, r->feeds[l].queued, r->n_ids);
     uint32_t vocab = m->logits ? m->vocab : 0;
     if (m->argmax < 0 || !(m->margin >= 0) || vocab > HANDOFF_MAX_VOCAB ||
         (m->logits && (uint32_t)m->argmax >= vocab))
-        return base_fail(e, BATON_ERR_USAGE, "commit of argmax %d, margin %g, %u logits",
-                         m->argmax, (double)m->margin, vocab);
+        return base_fail(e, BATON_ERR_USAGE, "commit of argmax %d, margin %g, %u logits", m->argmax,
+                         (double)m->margin, vocab);
     bool wanted = r->state == HANDOFF_OFFERED || r->wants_logits;
     if (r->state != HANDOFF_OFFERED && r->wants_logits && !m->logits)
         return base_fail(e, BATON_ERR_USAGE, "commit without the logits row that is wanted");
@@ -311,13 +315,12 @@ static int next_piece(struct handoff_conn *c, struct handoff_request *r, struct 
 static int send_commit(struct handoff_conn *c, struct handoff_request *r, struct baton_error *e)
 {
     uint32_t slots = 2 * r->geometry.n_layers;
-    struct handoff_out *f =
-        handoff_out_new(HANDOFF_COMMIT, r->id,
-                        HANDOFF_COMMIT_BYTES + (size_t)slots * HANDOFF_COMMIT_SLOT_BYTES, e);
+    struct handoff_out *f = handoff_out_new(
+        HANDOFF_COMMIT, r->id, HANDOFF_COMMIT_BYTES + (size_t)slots * HANDOFF_COMMIT_SLOT_BYTES, e);
     if (!f)
         return BATON_ERR_NOMEM;
-    struct handoff_totals t = {.slots = slots, .pieces = r->pieces, .bytes = r->bytes,
-                               .logits_follow = r->wants_logits};
+    struct handoff_totals t = {
+        .slots = slots, .pieces = r->pieces, .bytes = r->bytes, .logits_follow = r->wants_logits};
     handoff_request_digest(r, t.digest);
     if (r->wants_logits && r->digest)
         base_sha256(r->logits, (size_t)r->commit.vocab * 4, t.logits_digest);
@@ -335,8 +338,8 @@ static int send_commit(struct handoff_conn *c, struct handoff_request *r, struct
 }
 
 /* Staged like pieces: an abort frees the row while its frame may be half written. */
-static int next_logits(struct handoff_conn *c, struct handoff_request *r,
-                       struct handoff_out **out, struct baton_error *e)
+static int next_logits(struct handoff_conn *c, struct handoff_request *r, struct handoff_out **out,
+                       struct baton_error *e)
 {
     uint32_t n = r->commit.vocab - r->logits_done;
     if (n > HANDOFF_PIECE / 4)
@@ -376,8 +379,8 @@ bool handoff_producer_ready(const struct handoff_conn *c)
 }
 
 /* A frame with payload of this request, or COMMIT queued, or nothing. */
-static int request_next(struct handoff_conn *c, struct handoff_request *r,
-                        struct handoff_out **out, struct baton_error *e)
+static int request_next(struct handoff_conn *c, struct handoff_request *r, struct handoff_out **out,
+                        struct baton_error *e)
 {
     if (r->state == HANDOFF_COMMITTED)
         return next_logits(c, r, out, e);
@@ -448,7 +451,7 @@ static int take_ack(struct handoff_conn *c, struct handoff_request *r, const uin
 {
     static const struct baton_error good = {0, ""};
     uint8_t mine[32];
-    if (r->state != HANDOFF_COMMITTED || request_ready(r))
+    if (r->state != HANDOFF_COMMITTED || request_ready(r) || handoff_out_pending(c, r->id))
         return base_fail(e, BATON_ERR_PEER, "ACK of request %llu before all was sent",
                          (unsigned long long)r->id);
     handoff_request_digest(r, mine);
@@ -460,8 +463,8 @@ static int take_ack(struct handoff_conn *c, struct handoff_request *r, const uin
     return 0;
 }
 
-int handoff_producer_take(struct handoff_conn *c, struct handoff_request *r,
-                          const uint8_t *control, struct baton_error *e)
+int handoff_producer_take(struct handoff_conn *c, struct handoff_request *r, const uint8_t *control,
+                          struct baton_error *e)
 {
     struct baton_error why;
     switch (c->in.type) {

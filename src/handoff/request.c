@@ -218,8 +218,10 @@ static void final_fill(struct handoff_out *f, const struct handoff_request *r, u
 static void final_push(struct handoff_conn *c, struct handoff_request *r, unsigned type,
                        uint32_t slot, const struct baton_error *why)
 {
-    size_t n = type == HANDOFF_ACK ? HANDOFF_ACK_BYTES : type == HANDOFF_NACK ? HANDOFF_NACK_BYTES
-               : type == HANDOFF_CLOSE ? 0 : HANDOFF_REASON_BYTES;
+    size_t n = type == HANDOFF_ACK     ? HANDOFF_ACK_BYTES
+               : type == HANDOFF_NACK  ? HANDOFF_NACK_BYTES
+               : type == HANDOFF_CLOSE ? 0
+                                       : HANDOFF_REASON_BYTES;
     struct baton_error e = {0};
     struct handoff_out *f = handoff_out_new(type, r->id, n, &e);
     if (!f) {

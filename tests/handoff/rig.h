@@ -107,7 +107,8 @@ static inline void cache_digest(const struct cache *c, uint32_t n, uint32_t held
         uint8_t one[32];
         uint32_t first = slot_first(&c->g, s / 2, n, held);
         test_ok(kv_digest_open(&d, s / 2, s % 2, c->g.dtype, c->g.kv_heads, c->g.head_dim, first,
-                               n - first, &e), &e);
+                               n - first, &e),
+                &e);
         test_ok(kv_digest_update(d, &v[s / 2], first, n - first, &e), &e);
         test_ok(kv_digest_final(d, one, &e), &e);
         kv_digest_close(d);
@@ -133,9 +134,9 @@ static inline bool cache_equals(const struct cache *c, const struct truth *t)
             memset(got, 0xA5, row * c->g.kv_heads * n);
             test_ok(kv_copy(&dense, &v[l], kv, first, n, &e), &e);
             for (uint32_t h = 0; h < c->g.kv_heads; h++)
-                same = same && memcmp(got + h * n * row,
-                                      t->slot[2 * l + kv] + ((size_t)h * t->n + first) * row,
-                                      n * row) == 0;
+                same = same &&
+                       memcmp(got + h * n * row,
+                              t->slot[2 * l + kv] + ((size_t)h * t->n + first) * row, n * row) == 0;
         }
         free(got);
     }
@@ -182,7 +183,8 @@ static inline void end_reserve(struct end *end, uint64_t id)
     struct baton_error e;
     unsigned i = id % RIG_IDS;
     test_ok(handoff_reserve(end->conn, id, kv_seq_views(end->into[i]->seq), end->give_held[i],
-                            end->want_logits, &e), &e);
+                            end->want_logits, &e),
+            &e);
 }
 
 static void rig_offer(void *ctx, const struct handoff_offer *o)
@@ -194,6 +196,10 @@ static void rig_offer(void *ctx, const struct handoff_offer *o)
     end->offer[i] = *o;
     end->offer[i].ids = NULL;
     end->ids_sum[i] = ids_sum(o->ids, o->n_ids);
+    if (end->into[i] && handoff_geometry_check(&end->into[i]->g, &o->geometry, &why)) {
+        test_ok(handoff_refuse(end->conn, o->request, &why, &e), &e);
+        return;
+    }
     if (end->answer == RIG_RESERVE)
         end_reserve(end, o->request);
     base_fail(&why, BATON_ERR_BUSY, "no pages for request %d", (int)o->request);

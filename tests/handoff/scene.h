@@ -21,20 +21,25 @@ struct scene {
     uint64_t fresh;              /* noise: the next id */
 };
 
-static inline void scene_open(struct scene *s, bool producer)
+static inline void scene_open_with(struct scene *s, bool producer, size_t capacity)
 {
     struct baton_error e;
     struct transport *t;
     memset(s, 0, sizeof *s);
     s->w.capacity = 6u << 20;
     s->w.data = malloc(s->w.capacity);
-    test_ok(transport_inproc_pair(8u << 20, &t, &s->peer, &e), &e);
+    test_ok(transport_inproc_pair(capacity, &t, &s->peer, &e), &e);
     end_open(&s->me, t, producer, 0);
     geometry_small(&s->g);
     for (int i = 0; i < RIG_IDS; i++) {
         cache_open(&s->cache[i], &s->g, 256, 256);
         s->me.into[i] = &s->cache[i];
     }
+}
+
+static inline void scene_open(struct scene *s, bool producer)
+{
+    scene_open_with(s, producer, 8u << 20);
 }
 
 static inline void scene_close(struct scene *s)

@@ -20,8 +20,12 @@ static void scene_open(struct scene *s, size_t capacity)
 {
     struct baton_error e;
     struct transport *a, *b;
-    struct kv_geometry g = {.n_layers = 3, .kv_heads = 2, .head_dim = 8, .dtype = BATON_F32,
-                            .window = 70, .local = {1, 0, 1}};
+    struct kv_geometry g = {.n_layers = 3,
+                            .kv_heads = 2,
+                            .head_dim = 8,
+                            .dtype = BATON_F32,
+                            .window = 70,
+                            .local = {1, 0, 1}};
     memset(s, 0, sizeof *s);
     truth_open(&s->truth, &g, N_TOKENS, &seed);
     cache_open(&s->from, &g, N_TOKENS, N_TOKENS);
@@ -58,8 +62,7 @@ static void offer(struct scene *s, uint64_t id)
 static void commit(struct scene *s, uint64_t id)
 {
     struct baton_error e;
-    const struct handoff_commit m = {.argmax = 2, .margin = 0, .logits = s->logits,
-                                     .vocab = VOCAB};
+    const struct handoff_commit m = {.argmax = 2, .margin = 0, .logits = s->logits, .vocab = VOCAB};
     test_ok(handoff_commit(s->p.conn, id, &m, &e), &e);
 }
 
@@ -290,7 +293,7 @@ static void test_heartbeats(void **state)
         assert_int_equal(c.rc, 0);
     }
     assert_true(wakeups < 400); /* nobody spins */
-    /* Both stopped for long, as a suspended job is: neither takes its own absence for the other's. */
+    /* Both stopped for long, as a suspended job is: neither takes its own absence for death. */
     base_sleep_ns(2 * dead);
     both_step(&p, &c, 3);
     assert_int_equal(p.rc, 0);
@@ -463,12 +466,17 @@ static void test_identity(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_abort_everywhere), cmocka_unit_test(test_abort_crossing),
-        cmocka_unit_test(test_refuse),           cmocka_unit_test(test_abort_in_commit),
-        cmocka_unit_test(test_close_everywhere), cmocka_unit_test(test_death),
-        cmocka_unit_test(test_heartbeats),       cmocka_unit_test(test_descriptors),
+        cmocka_unit_test(test_abort_everywhere),
+        cmocka_unit_test(test_abort_crossing),
+        cmocka_unit_test(test_refuse),
+        cmocka_unit_test(test_abort_in_commit),
+        cmocka_unit_test(test_close_everywhere),
+        cmocka_unit_test(test_death),
+        cmocka_unit_test(test_heartbeats),
+        cmocka_unit_test(test_descriptors),
         cmocka_unit_test(test_usage),
-        cmocka_unit_test(test_logits_missing),   cmocka_unit_test(test_many),
+        cmocka_unit_test(test_logits_missing),
+        cmocka_unit_test(test_many),
         cmocka_unit_test(test_identity),
     };
     seed = test_seed();

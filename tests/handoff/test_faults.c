@@ -204,8 +204,8 @@ static void flips(bool digest)
     for (int way = 0; way < 2; way++)
         for (uint64_t at = 0; at < bytes[way]; at++)
             for (int bit = 0; bit < 8; bit++) {
-                s.m = (struct middle){.damage = FLIP, .way = way, .at = at, .n = 1,
-                                      .mask = (uint8_t)(1u << bit)};
+                s.m = (struct middle){
+                    .damage = FLIP, .way = way, .at = at, .n = 1, .mask = (uint8_t)(1u << bit)};
                 scene_open(&s);
                 scene_run(&s);
                 for (int i = 0; i < 4; i++) {
@@ -298,7 +298,9 @@ static void test_mangled(void **state)
     for (int damage = DROP; damage <= SWAP; damage++)
         for (int way = 0; way < 2; way++)
             for (uint64_t at = 0; at < bytes[way]; at++) {
-                s.m = (struct middle){.damage = (enum damage)damage, .way = way, .at = at,
+                s.m = (struct middle){.damage = (enum damage)damage,
+                                      .way = way,
+                                      .at = at,
                                       .n = test_range(&seed, 2, 64)};
                 scene_open(&s);
                 scene_run(&s);
@@ -341,8 +343,8 @@ static void test_stall(void **state)
         }
         assert_true(base_now_ns() - t0 >= dead);
         assert_int_equal(other->rc, BATON_ERR_PEER);
-        assert_non_null(strstr(other->death.text, side ? "consumer silent for 0.2 s"
-                                                       : "producer silent for 0.2 s"));
+        assert_non_null(strstr(other->death.text,
+                               side ? "consumer silent for 0.2 s" : "producer silent for 0.2 s"));
         scene_check(&s);
         assert_int_equal(other->ends[0], side ? 1 : s.c.offers[0]);
         end_close(&s.p);
@@ -354,9 +356,9 @@ static void test_stall(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flip),       cmocka_unit_test(test_flip_undigested),
-        cmocka_unit_test(test_cut),        cmocka_unit_test(test_cut_socket),
-        cmocka_unit_test(test_mangled),    cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_flip),    cmocka_unit_test(test_flip_undigested),
+        cmocka_unit_test(test_cut),     cmocka_unit_test(test_cut_socket),
+        cmocka_unit_test(test_mangled), cmocka_unit_test(test_stall),
     };
     seed = test_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -188,13 +188,13 @@ static void commit_dies(size_t at, uint32_t value)
 
 static void test_malformed_commits(void **state)
 {
-    commit_dies(0, 3);                /* slots against size */
-    commit_dies(4, 2);                /* flags */
-    commit_dies(8, (uint32_t)-1);     /* argmax */
-    commit_dies(12, 0x7fc00000u);     /* margin: NaN */
-    commit_dies(12, 0xbf800000u);     /* margin: -1 */
-    commit_dies(44, 10);              /* vocab without logits */
-    commit_dies(112, 1);              /* reserved */
+    commit_dies(0, 3);            /* slots against size */
+    commit_dies(4, 2);            /* flags */
+    commit_dies(8, (uint32_t)-1); /* argmax */
+    commit_dies(12, 0x7fc00000u); /* margin: NaN */
+    commit_dies(12, 0xbf800000u); /* margin: -1 */
+    commit_dies(44, 10);          /* vocab without logits */
+    commit_dies(112, 1);          /* reserved */
 }
 
 static void logits_case(uint32_t first, uint32_t count, uint32_t bytes, bool check,

@@ -4,13 +4,13 @@
 
 /* ---- hostile consumers ---------------------------------------------------------------------- */
 
-static void producer_open(struct scene *s)
+static void producer_open_with(struct scene *s, size_t capacity)
 {
     struct baton_error e;
     struct handoff_offer o;
     static const int32_t ids[N] = {1, 2, 3, 4, 5};
     struct truth t;
-    scene_open(s, true);
+    scene_open_with(s, true, capacity);
     truth_open(&t, &s->g, N, &seed);
     cache_prefill(&s->cache[0], &t);
     truth_close(&t);
@@ -21,6 +21,11 @@ static void producer_open(struct scene *s)
     wire_hello(&s->w, 1, 1, 2, 1000000000u, 10000000000u);
     scene_send(s);
     assert_true(scene_heard(s, W_OFFER));
+}
+
+static void producer_open(struct scene *s)
+{
+    producer_open_with(s, 8u << 20);
 }
 
 static void committed(struct scene *s)
@@ -88,13 +93,34 @@ static void test_hostile_consumers(void **state)
     scene_close(&s);
 }
 
+/* COMMIT was read, but not yet the row of logits that it announces: too early for an ACK. */
+static void test_early_ack(void **state)
+{
+    struct scene s;
+    struct baton_error e;
+    const uint8_t digest[32] = {0};
+    float *row = calloc(2000, sizeof *row);
+    const struct handoff_commit m = {.argmax = 1, .margin = 2, .logits = row, .vocab = 2000};
+    producer_open_with(&s, 4096);
+    wire_reserve(&s.w, 0, 0, true);
+    test_ok(handoff_commit(s.me.conn, 0, &m, &e), &e);
+    scene_send(&s);
+    wire_frame(&s.w, W_ACK, 0, digest, 32, NULL, 0, false);
+    scene_send(&s);
+    assert_int_equal(s.me.rc, BATON_ERR_PEER);
+    assert_non_null(strstr(s.me.death.text, "ACK of request 0 before all was sent"));
+    assert_int_equal(s.me.ends[0], 1);
+    scene_close(&s);
+    free(row);
+}
+
 /* ---- noise ---------------------------------------------------------------------------------- */
 
 /* Random frames, right in form, with bodies that are near the truth: in any order, in any state. */
 static void noise_frame(struct scene *s, bool to_consumer)
 {
-    static const uint8_t from_p[] = {W_OFFER, W_LAYER, W_COMMIT, W_LOGITS, W_ABORT, W_CLOSE,
-                                     W_HEARTBEAT};
+    static const uint8_t from_p[] = {W_OFFER, W_LAYER, W_COMMIT,   W_LOGITS,
+                                     W_ABORT, W_CLOSE, W_HEARTBEAT};
     static const uint8_t from_c[] = {W_RESERVE, W_REFUSE, W_ACK, W_NACK, W_ABORT, W_CLOSE};
     uint8_t type = to_consumer ? from_p[test_range(&seed, 0, 6)] : from_c[test_range(&seed, 0, 5)];
     uint64_t id = s->fresh - test_range(&seed, 0, 20) / 10; /* the newest, most often */
@@ -181,7 +207,7 @@ static void test_noise(void **state)
             }
         }
         s.me.answer = test_range(&seed, 0, 5) ? RIG_RESERVE
-                                               : test_range(&seed, RIG_WAIT, RIG_REFUSE);
+                                              : test_range(&seed, RIG_WAIT, RIG_REFUSE);
         s.fresh = 1;
         wire_hello(&s.w, 1, 1, producer ? 2 : 1, 1000000000u, 10000000000u);
         scene_send(&s);
@@ -229,6 +255,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hostile_consumers),
+        cmocka_unit_test(test_early_ack),
         cmocka_unit_test(test_noise),
         cmocka_unit_test(test_garbage),
     };

@@ -108,8 +108,12 @@ static void job_chunk(struct job *j, struct end *p, uint64_t id)
 
 static struct handoff_commit job_commit(const struct job *j)
 {
-    return (struct handoff_commit){.argmax = 0, .margin = 0.5f, .logits = j->logits,
-                                   .vocab = j->vocab, .prefill_ns = 11, .compute_end_ns = 22};
+    return (struct handoff_commit){.argmax = 0,
+                                   .margin = 0.5f,
+                                   .logits = j->logits,
+                                   .vocab = j->vocab,
+                                   .prefill_ns = 11,
+                                   .compute_end_ns = 22};
 }
 
 static void job_step(struct job *j, struct end *p, uint64_t id)
@@ -175,7 +179,8 @@ static void one_case(enum stream_kind kind, bool faulty)
     pair_open(kind, t);
     for (int i = 0; faulty && i < 2; i++)
         test_ok(transport_faulty_open(t[i], TRANSPORT_FAULT_SHORT, test_range(&seed, 0, 200),
-                                      test_random(&seed), &t[i], &e), &e);
+                                      test_random(&seed), &t[i], &e),
+                &e);
     end_open(&p, t[0], true, 0);
     end_open(&c, t[1], false, 0);
     geometry_random(&g);
@@ -243,8 +248,12 @@ static void test_short(void **state)
 /* Rows so wide that one leaf is larger than the aim of a piece, and a slot of several pieces. */
 static void test_large(void **state)
 {
-    struct kv_geometry g = {.n_layers = 2, .kv_heads = 64, .head_dim = 256, .dtype = BATON_F32,
-                            .window = 100, .local = {0, 1}};
+    struct kv_geometry g = {.n_layers = 2,
+                            .kv_heads = 64,
+                            .head_dim = 256,
+                            .dtype = BATON_F32,
+                            .window = 100,
+                            .local = {0, 1}};
     struct transport *t[2];
     struct baton_error e;
     struct end p, c;

@@ -12,8 +12,19 @@
 #include <xxhash.h>
 
 enum {
-    W_HELLO = 1, W_HEARTBEAT, W_BYE, W_OFFER, W_RESERVE, W_REFUSE, W_LAYER, W_COMMIT, W_LOGITS,
-    W_ACK, W_NACK, W_ABORT, W_CLOSE
+    W_HELLO = 1,
+    W_HEARTBEAT,
+    W_BYE,
+    W_OFFER,
+    W_RESERVE,
+    W_REFUSE,
+    W_LAYER,
+    W_COMMIT,
+    W_LOGITS,
+    W_ACK,
+    W_NACK,
+    W_ABORT,
+    W_CLOSE
 };
 
 struct wire { /* frames that one side has written so far */
