@@ -76,6 +76,13 @@ int baton_detokenize(const struct baton_model *m, const int32_t *ids, size_t n_i
 enum baton_role { BATON_BOTH = 0, BATON_PRODUCER = 1, BATON_CONSUMER = 2 };
 enum baton_mode { BATON_NATIVE = 0, BATON_WHOLE = 1, BATON_STREAM = 2 };
 
+/* Two ends of a stream in memory, for both roles in one process. Each goes to one engine
+ * (baton_engine_options.link), whose baton_engine_open takes it over whatever it returns; one that
+ * went to no engine is freed by baton_link_close. */
+struct baton_link;
+int baton_link_pair(struct baton_link **a, struct baton_link **b, struct baton_error *e);
+void baton_link_close(struct baton_link *l); /* NULL is fine */
+
 struct baton_engine_options {
     size_t struct_size;
     enum baton_role role;
@@ -87,6 +94,7 @@ struct baton_engine_options {
     int peer_fd;        /* connected stream socket to the other role; owned by the engine from a
                            successful open on. Ignored for BATON_BOTH */
     bool no_digest;     /* skip slot digests; the record then says "off" */
+    struct baton_link *link; /* the other role is in this process: instead of peer_fd */
 };
 int baton_engine_open(struct baton_model *m, const struct baton_engine_options *o,
                       struct baton_engine **out, struct baton_error *e);

@@ -108,8 +108,15 @@ static int size_context(struct run *x, struct baton_error *e)
 
 /* ---- engines and requests ----------------------------------------------------------------- */
 
-static int open_request(struct run *x, enum baton_role role, int fd, struct baton_engine **engine,
-                        struct baton_request **request, struct baton_error *e)
+/* The way to the other role: a socket between processes, or a link inside this one. */
+struct way {
+    int fd;
+    struct baton_link *link;
+};
+
+static int open_request(struct run *x, enum baton_role role, struct way way,
+                        struct baton_engine **engine, struct baton_request **request,
+                        struct baton_error *e)
 {
     const struct run_args *a = x->args;
     struct baton_engine_options eo = {
@@ -119,7 +126,8 @@ static int open_request(struct run *x, enum baton_role role, int fd, struct bato
         .lanes = 1,
         .ctx = x->ctx,
         .threads = a->threads,
-        .peer_fd = fd,
+        .peer_fd = way.fd,
+        .link = way.link,
         .no_digest = a->no_digest,
     };
     struct baton_request_options ro = {
@@ -169,7 +177,7 @@ static int produce(void *ctx, int fd)
     struct baton_request *request = NULL;
     struct baton_token token;
     struct baton_error e = {0};
-    int rc = open_request(x, BATON_PRODUCER, fd, &engine, &request, &e);
+    int rc = open_request(x, BATON_PRODUCER, (struct way){.fd = fd}, &engine, &request, &e);
     if (!rc)
         rc = next_token(x, request, &token, &e);
     cli_progress_end(&x->progress);
@@ -243,7 +251,7 @@ static int pull(struct run *x, struct baton_request *request, struct model_detok
     return !rc && d ? print_piece(d, NULL, e) : rc;
 }
 
-static int consume(struct run *x, int fd, struct baton_error *e)
+static int consume(struct run *x, struct way way, struct baton_error *e)
 {
     struct baton_engine *engine = NULL;
     struct baton_request *request = NULL;
@@ -255,8 +263,10 @@ static int consume(struct run *x, int fd, struct baton_error *e)
     int rc = 0;
     if (text && !x->args->common.json)
         rc = model_detokenizer_open(tokenizer, true, &d, e);
-    if (!rc)
-        rc = open_request(x, role, fd, &engine, &request, e);
+    if (rc)
+        baton_link_close(way.link);
+    else
+        rc = open_request(x, role, way, &engine, &request, e);
     if (!rc) {
         interrupt_target = request;
         if (interrupted)
@@ -273,6 +283,27 @@ static int consume(struct run *x, int fd, struct baton_error *e)
     if (!rc && text)
         rc = baton_detokenize(x->model, x->result->ids, x->result->n_ids, &x->result->text, e);
     model_detokenizer_close(d);
+    baton_request_close(request);
+    baton_engine_close(engine);
+    return rc;
+}
+
+/* Both roles in this process. The producer's request has no tokens to pull: what goes wrong with it
+ * reaches the consumer's by ABORT. */
+static int consume_inproc(struct run *x, struct baton_error *e)
+{
+    struct baton_link *ends[2] = {NULL, NULL};
+    struct baton_engine *engine = NULL;
+    struct baton_request *request = NULL;
+    int rc = baton_link_pair(&ends[0], &ends[1], e);
+    if (rc)
+        return rc;
+    rc = open_request(x, BATON_PRODUCER, (struct way){.fd = -1, .link = ends[0]}, &engine, &request,
+                      e);
+    if (rc)
+        baton_link_close(ends[1]);
+    else
+        rc = consume(x, (struct way){.fd = -1, .link = ends[1]}, e);
     baton_request_close(request);
     baton_engine_close(engine);
     return rc;
@@ -323,10 +354,11 @@ int run_execute(const struct run_args *a, struct baton_model **model, struct run
         sigaction(SIGINT, &sa, NULL);
         sigaction(SIGTERM, &sa, NULL);
     }
-    if (!rc && a->mode != BATON_NATIVE)
+    bool inproc = a->mode != BATON_NATIVE && a->transport == RUN_INPROC;
+    if (!rc && a->mode != BATON_NATIVE && !inproc)
         rc = run_pair_fork(a, produce, &x, &pair, e);
     if (!rc)
-        rc = consume(&x, pair.fd, e);
+        rc = inproc ? consume_inproc(&x, e) : consume(&x, (struct way){.fd = pair.fd}, e);
     run_pair_end(&pair, rc != 0, e);
     return rc;
 }

@@ -146,9 +146,10 @@ void run_report_text(const struct run_args *a, struct baton_model *bm, const str
     if (a->mode == BATON_NATIVE)
         fprintf(stderr, "route    native on %s, one process\n", a->decode);
     else
-        fprintf(stderr, "route    %s: prefill on %s in one process, decode on %s in another, over "
-                        "%s\n",
-                run_mode_names[a->mode], a->prefill, a->decode, run_transport_names[a->transport]);
+        fprintf(stderr, "route    %s: prefill on %s, decode on %s, in %s, over %s\n",
+                run_mode_names[a->mode], a->prefill, a->decode,
+                a->transport == RUN_INPROC ? "one process" : "two processes",
+                run_transport_names[a->transport]);
     if (a->mode != BATON_NATIVE && s->slots)
         print_handoff(c, s);
     fprintf(stderr, "time     load %.0f ms, prefill %.1f ms for %u tokens (%.0f tokens/s), first "

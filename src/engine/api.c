@@ -60,6 +60,16 @@ int baton_detokenize(const struct baton_model *m, const int32_t *ids, size_t n_i
     return engine_detokenize(m, ids, n_ids, text, e);
 }
 
+int baton_link_pair(struct baton_link **a, struct baton_link **b, struct baton_error *e)
+{
+    return handoff_link_pair((struct transport **)a, (struct transport **)b, e);
+}
+
+void baton_link_close(struct baton_link *l)
+{
+    handoff_link_close((struct transport *)l);
+}
+
 int baton_engine_open(struct baton_model *m, const struct baton_engine_options *o,
                       struct baton_engine **out, struct baton_error *e)
 {

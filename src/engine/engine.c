@@ -70,7 +70,7 @@ static int set_role(struct baton_engine *en, const struct baton_engine_options *
     if (o->ctx > c->max_positions)
         return base_fail(e, BATON_ERR_USAGE, "a context of %u asked for, the model has %u positions",
                          o->ctx, c->max_positions);
-    if (o->role != BATON_BOTH && fcntl(o->peer_fd, F_GETFD) < 0)
+    if (o->role != BATON_BOTH && !o->link && fcntl(o->peer_fd, F_GETFD) < 0)
         return base_fail(e, BATON_ERR_USAGE, "peer_fd %d is not an open descriptor", o->peer_fd);
     en->role = o->role;
     en->digest = !o->no_digest;
@@ -150,14 +150,16 @@ static int start_thread(pthread_t *t, void *(*fn)(void *), struct baton_engine *
 
 /* The connection gets a duplicate: the caller's own descriptor is closed when nothing can fail
  * any more. */
-static int open_peer(struct baton_engine *en, int peer_fd, struct baton_error *e)
+static int open_peer(struct baton_engine *en, const struct baton_engine_options *o,
+                     struct baton_error *e)
 {
-    int fd = fcntl(peer_fd, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0)
-        return base_fail_errno(e, BATON_ERR_IO, errno, "peer_fd %d", peer_fd);
-    int rc = engine_io_open(en, fd, e);
+    int fd = o->link ? -1 : fcntl(o->peer_fd, F_DUPFD_CLOEXEC, 0);
+    if (!o->link && fd < 0)
+        return base_fail_errno(e, BATON_ERR_IO, errno, "peer_fd %d", o->peer_fd);
+    int rc = engine_io_open(en, fd, o->link, e);
     if (rc) {
-        close(fd);
+        if (fd >= 0)
+            close(fd);
         return rc;
     }
     rc = start_thread(&en->io_thread, engine_io_thread, en, e);
@@ -170,12 +172,12 @@ static int start(struct baton_engine *en, const struct baton_engine_options *o,
 {
     int rc = open_parts(en, o, e);
     if (rc == 0 && en->role != BATON_BOTH)
-        rc = open_peer(en, o->peer_fd, e);
+        rc = open_peer(en, o, e);
     if (rc == 0) {
         rc = start_thread(&en->thread, engine_thread, en, e);
         en->thread_on = rc == 0;
     }
-    if (rc == 0 && en->role != BATON_BOTH)
+    if (rc == 0 && en->role != BATON_BOTH && !o->link)
         close(o->peer_fd);
     return rc;
 }
@@ -185,8 +187,10 @@ int engine_open(struct baton_model *m, const struct baton_engine_options *o,
 {
     sigset_t all, before;
     struct baton_engine *en = base_try_alloc(1, sizeof *en, e);
-    if (!en)
+    if (!en) {
+        handoff_link_close((struct transport *)o->link);
         return BATON_ERR_NOMEM;
+    }
     atomic_init(&en->stopping, false);
     atomic_init(&en->blocks_used, 0);
     pthread_mutex_init(&en->admit, NULL);
@@ -200,6 +204,8 @@ int engine_open(struct baton_model *m, const struct baton_engine_options *o,
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
     if (rc) {
+        if (!en->io.conn) /* else the connection has it */
+            handoff_link_close((struct transport *)o->link);
         engine_close(en);
         return rc;
     }

@@ -262,7 +262,9 @@ struct engine_io {
 };
 
 /* The connection over fd, which is its own on success. */
-int engine_io_open(struct baton_engine *en, int fd, struct baton_error *e);
+/* Over `fd`, or over `link` where that is not NULL. */
+int engine_io_open(struct baton_engine *en, int fd, struct baton_link *link,
+                   struct baton_error *e);
 void engine_io_close(struct baton_engine *en); /* after its thread ended; half-built is fine */
 void *engine_io_thread(void *engine);
 

@@ -262,7 +262,8 @@ static void flush(struct baton_engine *en)
     }
 }
 
-int engine_io_open(struct baton_engine *en, int fd, struct baton_error *e)
+int engine_io_open(struct baton_engine *en, int fd, struct baton_link *link,
+                   struct baton_error *e)
 {
     const struct handoff_options o = {.producer = en->role == BATON_PRODUCER};
     const struct handoff_callbacks cb = {
@@ -272,6 +273,8 @@ int engine_io_open(struct baton_engine *en, int fd, struct baton_error *e)
         .on_end = on_end,
         .ctx = en,
     };
+    if (link) /* the public name of a transport's end */
+        return handoff_conn_open((struct transport *)link, &o, &cb, &en->io.conn, e);
     return handoff_conn_open_fd(fd, &o, &cb, &en->io.conn, e);
 }
 

@@ -31,3 +31,14 @@ int handoff_conn_open_fd(int fd, const struct handoff_options *o,
     close(fd);
     return 0;
 }
+
+int handoff_link_pair(struct transport **a, struct transport **b, struct baton_error *e)
+{
+    enum { CAPACITY = 4 << 20 }; /* a few pieces each way: the writer seldom waits for the reader */
+    return transport_inproc_pair(CAPACITY, a, b, e);
+}
+
+void handoff_link_close(struct transport *t)
+{
+    transport_close(t);
+}

@@ -108,6 +108,9 @@ int handoff_conn_open(struct transport *t, const struct handoff_options *o,
 int handoff_conn_open_fd(int fd, const struct handoff_options *o,
                          const struct handoff_callbacks *cb, struct handoff_conn **out,
                          struct baton_error *e);
+/* Two ends of an in-memory stream, one for each of two connections of one process. */
+int handoff_link_pair(struct transport **a, struct transport **b, struct baton_error *e);
+void handoff_link_close(struct transport *t); /* an end that no connection took; NULL is fine */
 /* Ends every request (on_end, BATON_ERR_CANCELLED) after trying to tell the peer; NULL is fine. */
 void handoff_conn_close(struct handoff_conn *c);
 /* At most 2 descriptors; *timeout_ns: after how long step must be called at the latest. Returns how
