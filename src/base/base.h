@@ -36,6 +36,9 @@ int base_fail_errno(struct baton_error *e, int code, int err, const char *fmt, .
 /* A short stable name for a code: "input", "peer", ... Never NULL. */
 const char *base_code_name(int code);
 
+/* A string of a stranger's file cut to fit a message, control characters shown as '?'. */
+const char *base_shown(char buf[64], const char *s);
+
 /* ---- memory ------------------------------------------------------------------------------- */
 
 /* Zeroed array of n elements of `size` bytes, or NULL with *e filled (overflow counts as no
@@ -97,6 +100,52 @@ int base_file_read(const char *path, size_t limit, char **out, size_t *size, str
 int base_file_write(const char *path, const void *data, size_t n, struct baton_error *e);
 /* dir + "/" + name, refusing names that leave the folder; free(). */
 char *base_path_join(const char *dir, const char *name, struct baton_error *e);
+
+/* ---- safetensors -------------------------------------------------------------------------- */
+
+/* Reading: one file, mapped and checked: header length, JSON, offsets in range, no overlap, no
+ * hole, shape products equal to byte counts. Tensors live as long as what was opened. */
+struct base_tensors;
+struct base_tensor {
+    const char *name;
+    const char *dtype; /* as the format spells it: "F32", "F16", "BF16", "I8", "I32", "I64" */
+    uint32_t width;    /* bytes of an element */
+    uint32_t n_dims;
+    uint64_t shape[8]; /* a dimension may be 0, and another then of any size */
+    const void *data;  /* aligned as the file happens to have it: maybe not for its elements */
+    uint64_t bytes;
+};
+int base_tensors_open(const char *path, struct base_tensors **out, struct baton_error *e);
+/* The same over memory that the caller keeps; `what` names it in errors. */
+int base_tensors_parse(const void *data, size_t n, const char *what, struct base_tensors **out,
+                       struct baton_error *e);
+void base_tensors_close(struct base_tensors *t); /* NULL is fine */
+size_t base_tensors_count(const struct base_tensors *t);
+/* In the order of their names; NULL past the last one. */
+const struct base_tensor *base_tensors_at(const struct base_tensors *t, size_t i);
+const struct base_tensor *base_tensors_find(const struct base_tensors *t, const char *name);
+/* Value of a key of __metadata__, or NULL. */
+const char *base_tensors_metadata(const struct base_tensors *t, const char *key);
+/* The mapping behind it; zeroed where the caller keeps the bytes. */
+const struct base_file *base_tensors_file(const struct base_tensors *t);
+/* Bytes of an element of a dtype as spelt above; 0 for any other text. */
+uint32_t base_tensors_width(const char *dtype);
+
+/* Writing, in pieces, with base_file_write's promise: whatever fails leaves an older file as it was
+ * and nothing beside it. Metadata are pairs key, value, ..., NULL (may be NULL). All tensors are
+ * declared before the first byte; their bytes follow in that order, in any pieces. Declare those of
+ * wide elements first, so that each lies aligned. */
+struct base_tensors_out;
+int base_tensors_create(struct base_tensors_out **out, const char *path,
+                        const char *const *metadata, struct baton_error *e);
+int base_tensors_declare(struct base_tensors_out *o, const char *name, const char *dtype,
+                         uint32_t n_dims, const uint64_t *shape, struct baton_error *e);
+int base_tensors_write(struct base_tensors_out *o, const void *data, size_t n,
+                       struct baton_error *e);
+/* The file takes its name; refused while declared bytes are missing. */
+int base_tensors_commit(struct base_tensors_out *o, struct baton_error *e);
+/* Frees it, after commit too; what was not committed is removed. NULL is fine. */
+void base_tensors_discard(struct base_tensors_out *o);
 
 /* ---- JSON (jansson behind it) ------------------------------------------------------------- */
 

@@ -59,3 +59,12 @@ const char *base_code_name(int code)
     int i = -code;
     return i >= 0 && i < (int)(sizeof names / sizeof *names) ? names[i] : "unknown";
 }
+
+const char *base_shown(char buf[64], const char *s)
+{
+    size_t i = 0;
+    for (; i < 60 && s[i]; i++)
+        buf[i] = s[i] >= ' ' && s[i] < 0x7F ? s[i] : '?';
+    strcpy(buf + i, s[i] ? "..." : "");
+    return buf;
+}

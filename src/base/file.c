@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files: mapped, read whole, written atomically; path joining. */
+/* Files: mapped, read whole; path joining. Writing is in replace.c. */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -125,92 +123,6 @@ int base_file_read(const char *path, size_t limit, char **out, size_t *size, str
     if (rc == 0 && size)
         *size = n;
     return rc;
-}
-
-static int write_all(int fd, const void *data, size_t n)
-{
-    const uint8_t *p = data;
-    while (n > 0) {
-        ssize_t did = write(fd, p, n);
-        if (did < 0 && errno == EINTR)
-            continue;
-        if (did < 0)
-            return errno;
-        p += did;
-        n -= (size_t)did;
-    }
-    return 0;
-}
-
-/* A pipe, terminal or /dev/null is written in place: renaming over it would replace the device. */
-static int write_in_place(const char *path, const void *data, size_t n, struct baton_error *e)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
-    int err = write_all(fd, data, n);
-    close(fd);
-    return err ? base_fail_errno(e, BATON_ERR_IO, err, "%s: writing", path) : 0;
-}
-
-/* The rename is durable only when its folder is; file systems that cannot sync one are fine. */
-static void sync_folder(const char *path)
-{
-    char dir[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) : 0;
-    if (n >= sizeof dir)
-        return;
-    memcpy(dir, slash ? path : ".", slash ? n : 1);
-    dir[slash ? n : 1] = '\0';
-    int fd = open(slash && n == 0 ? "/" : dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        fsync(fd);
-        close(fd);
-    }
-}
-
-static int replace_file(const char *path, const void *data, size_t n, struct baton_error *e)
-{
-    char tmp[PATH_MAX];
-    uint64_t r;
-    int rc = base_random(&r, sizeof r, e);
-    if (rc != 0)
-        return rc;
-    int len = snprintf(tmp, sizeof tmp, "%s.%016llx.tmp", path, (unsigned long long)r);
-    if (len < 0 || (size_t)len >= sizeof tmp)
-        return base_fail(e, BATON_ERR_USAGE, "path of %zu bytes is too long", strlen(path));
-    /* not mkstemp, whose mode 0600 ignores the umask */
-    int fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return base_fail_errno(e, BATON_ERR_IO, errno, "%s: cannot be created", path);
-    int err = write_all(fd, data, n);
-    if (!err && fsync(fd) != 0)
-        err = errno;
-    if (close(fd) != 0 && !err)
-        err = errno;
-    if (!err && rename(tmp, path) != 0)
-        err = errno;
-    if (err) {
-        unlink(tmp);
-        return base_fail_errno(e, BATON_ERR_IO, err, "%s: writing %zu bytes", path, n);
-    }
-    sync_folder(path);
-    return 0;
-}
-
-int base_file_write(const char *path, const void *data, size_t n, struct baton_error *e)
-{
-    struct stat st;
-    char real[PATH_MAX];
-    if (stat(path, &st) != 0)
-        return replace_file(path, data, n, e);
-    if (S_ISDIR(st.st_mode))
-        return base_fail(e, BATON_ERR_IO, "%s: is a folder", path);
-    if (!S_ISREG(st.st_mode))
-        return write_in_place(path, data, n, e);
-    /* through a symbolic link the file behind it is replaced, not the link */
-    return replace_file(realpath(path, real) ? real : path, data, n, e);
 }
 
 static bool stays_inside(const char *name)

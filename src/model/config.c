@@ -53,7 +53,7 @@ static int find_arch(const json_t *root, struct source *src, struct model_config
     return base_fail(e, BATON_ERR_UNSUPPORTED,
                      WHAT ": architecture %s is not supported; supported are LlamaForCausalLM, "
                           "Qwen3ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration",
-                     arch ? model_shown(buf, arch) : "(none named)");
+                     arch ? base_shown(buf, arch) : "(none named)");
 }
 
 /* What the class assumes where the file is silent. Zero: the file must say it. */
@@ -144,7 +144,7 @@ static int read_act(const json_t *t, struct model_config *c, struct baton_error 
         rc = base_json_str(t, "hidden_activation", false, &act, WHAT, e);
     if (!rc && strcmp(act, want) != 0)
         rc = base_fail(e, BATON_ERR_UNSUPPORTED, WHAT ": activation %s; %s supports %s",
-                       model_shown(buf, act), c->arch, want);
+                       base_shown(buf, act), c->arch, want);
     c->act = gemma ? DEVICE_GELU_TANH : DEVICE_SILU;
     return rc;
 }
@@ -198,7 +198,7 @@ static int read_layer_types(const json_t *list, struct model_config *c, struct b
             return base_fail(e, BATON_ERR_UNSUPPORTED,
                              WHAT ": layer_types[%u] is %s; full_attention and sliding_attention "
                                   "are supported",
-                             i, s ? model_shown(buf, s) : "no text");
+                             i, s ? base_shown(buf, s) : "no text");
     }
     return 0;
 }

@@ -73,8 +73,6 @@ const char *model_dtype_name(uint32_t dtype);
 uint64_t model_dtype_bytes(uint32_t dtype);
 /* "[2, 3]" into buf. */
 const char *model_shape_text(char buf[96], const uint64_t *shape, uint32_t n_dims);
-/* A string of a stranger's file cut to fit a message, control characters shown as '?'. */
-const char *model_shown(char buf[64], const char *s);
 
 /* CPUs that this process may use, at most `most`. */
 unsigned model_cpus(unsigned most);

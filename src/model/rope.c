@@ -25,7 +25,7 @@ static int parse_kind(const char *s, const char *what, enum model_rope_kind *kin
         }
     return base_fail(e, BATON_ERR_UNSUPPORTED,
                      "%s: rope type %s; supported are default, linear, llama3", what,
-                     model_shown(buf, s));
+                     base_shown(buf, s));
 }
 
 static int parse_llama3(const json_t *dict, const char *what, struct model_rope_params *p,

@@ -1,32 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* safetensors: 8 bytes of header length, a JSON header, then the tensors' bytes without gaps.
- * Format: https://huggingface.co/docs/safetensors. Everything in the header is a stranger's claim
- * and is checked against the size of the file before any of it is used. */
-#include <jansson.h>
+/* Tensor files as the model room sees them: base reads and checks the format, dtypes become the
+ * numbers that devices know. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "model/model_priv.h"
 
-/* The format's own limit; it also bounds what the JSON parser may be made to allocate. */
-#define HEADER_MAX 100000000u
-#define NAME_MAX_BYTES 256u
-
 struct model_tensors {
-    struct base_file file;       /* zero where the caller keeps the bytes */
-    struct base_arena *arena;    /* names */
-    struct json_t *metadata;     /* __metadata__ or NULL */
-    struct model_tensor *sorted; /* by name */
+    struct base_tensors *file;
+    struct model_tensor *list; /* [n] in the file's order: by name */
     size_t n;
 };
 
 static const struct {
     const char *name;
-    uint32_t dtype, bytes;
+    uint32_t dtype;
 } dtypes[] = {
-    {"F32", BATON_F32, 4}, {"F16", BATON_F16, 2}, {"BF16", BATON_BF16, 2},
-    {"I8", BATON_I8, 1},   {"I32", MODEL_I32, 4}, {"I64", MODEL_I64, 8},
+    {"F32", BATON_F32}, {"F16", BATON_F16}, {"BF16", BATON_BF16},
+    {"I8", BATON_I8},   {"I32", MODEL_I32}, {"I64", MODEL_I64},
 };
 #define N_DTYPES (sizeof dtypes / sizeof *dtypes)
 
@@ -40,9 +32,14 @@ const char *model_dtype_name(uint32_t dtype)
 
 uint64_t model_dtype_bytes(uint32_t dtype)
 {
+    return base_tensors_width(model_dtype_name(dtype));
+}
+
+static uint32_t dtype_number(const char *name)
+{
     for (size_t i = 0; i < N_DTYPES; i++)
-        if (dtypes[i].dtype == dtype)
-            return dtypes[i].bytes;
+        if (!strcmp(dtypes[i].name, name))
+            return dtypes[i].dtype;
     return 0;
 }
 
@@ -57,257 +54,53 @@ const char *model_shape_text(char buf[96], const uint64_t *shape, uint32_t n_dim
     return buf;
 }
 
-const char *model_shown(char buf[64], const char *s)
+/* Takes the file over, also where it fails. */
+static int wrap(struct base_tensors *file, struct model_tensors **out, struct baton_error *e)
 {
-    size_t i = 0;
-    for (; i < 60 && s[i]; i++)
-        buf[i] = s[i] >= ' ' && s[i] < 0x7F ? s[i] : '?';
-    strcpy(buf + i, s[i] ? "..." : "");
-    return buf;
-}
-
-/* A name is printed in messages and compared with others: plain text of bounded length. */
-static bool name_ok(const char *name)
-{
-    size_t n = strlen(name);
-    if (n == 0 || n > NAME_MAX_BYTES)
-        return false;
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)name[i] < 0x20 || name[i] == 0x7F)
-            return false;
-    return true;
-}
-
-static int read_dtype(const json_t *v, struct model_tensor *t, const char *what,
-                      struct baton_error *e)
-{
-    char buf[64];
-    if (!json_is_string(v))
-        return base_fail(e, BATON_ERR_INPUT, "%s: tensor %s has no dtype", what, t->name);
-    const char *s = json_string_value(v);
-    for (size_t i = 0; i < N_DTYPES; i++)
-        if (!strcmp(s, dtypes[i].name)) {
-            t->dtype = dtypes[i].dtype;
-            return 0;
-        }
-    return base_fail(e, BATON_ERR_UNSUPPORTED,
-                     "%s: tensor %s has dtype %s; supported are F32, F16, BF16, I8, I32, I64", what,
-                     t->name, model_shown(buf, s));
-}
-
-/* Sets shape and the byte count that it implies. */
-static int read_shape(const json_t *v, struct model_tensor *t, const char *what,
-                      struct baton_error *e)
-{
-    if (!json_is_array(v) || json_array_size(v) > sizeof t->shape / sizeof *t->shape)
-        return base_fail(e, BATON_ERR_INPUT, "%s: tensor %s has no shape of at most 8 dimensions",
-                         what, t->name);
-    size_t bytes = (size_t)model_dtype_bytes(t->dtype);
-    t->n_dims = (uint32_t)json_array_size(v);
-    for (uint32_t i = 0; i < t->n_dims; i++) {
-        const json_t *d = json_array_get(v, i);
-        if (!json_is_integer(d) || json_integer_value(d) < 0)
-            return base_fail(e, BATON_ERR_INPUT, "%s: tensor %s: dimension %u is not a count", what,
-                             t->name, i);
-        t->shape[i] = (uint64_t)json_integer_value(d);
-        if (!base_mul(bytes, t->shape[i], &bytes))
-            return base_fail(e, BATON_ERR_INPUT,
-                             "%s: tensor %s: the product of its shape overflows", what, t->name);
+    size_t n = base_tensors_count(file);
+    struct model_tensors *ts = base_try_alloc(1, sizeof *ts, e);
+    struct model_tensor *list = base_try_alloc(n + 1, sizeof *list, e);
+    if (!ts || !list) {
+        free(ts);
+        free(list);
+        base_tensors_close(file);
+        return BATON_ERR_NOMEM;
     }
-    t->bytes = bytes;
-    return 0;
-}
-
-static int read_offsets(const json_t *v, const uint8_t *base, size_t size, struct model_tensor *t,
-                        const char *what, struct baton_error *e)
-{
-    const json_t *a = json_array_get(v, 0), *b = json_array_get(v, 1);
-    if (json_array_size(v) != 2 || !json_is_integer(a) || !json_is_integer(b) ||
-        json_integer_value(a) < 0 || json_integer_value(b) < json_integer_value(a))
-        return base_fail(e, BATON_ERR_INPUT, "%s: tensor %s has no valid data_offsets", what,
-                         t->name);
-    uint64_t begin = (uint64_t)json_integer_value(a), end = (uint64_t)json_integer_value(b);
-    if (end > size)
-        return base_fail(e, BATON_ERR_INPUT,
-                         "%s: tensor %s ends at byte %llu, but the file has only %zu bytes of "
-                         "tensors (truncated?)",
-                         what, t->name, (unsigned long long)end, size);
-    if (end - begin != t->bytes)
-        return base_fail(e, BATON_ERR_INPUT,
-                         "%s: tensor %s has %llu bytes, its shape and dtype need %llu", what,
-                         t->name, (unsigned long long)(end - begin), (unsigned long long)t->bytes);
-    t->data = base + begin;
-    return 0;
-}
-
-static int by_name(const void *a, const void *b)
-{
-    const struct model_tensor *x = a, *y = b;
-    return strcmp(x->name, y->name);
-}
-
-static int by_data(const void *a, const void *b)
-{
-    const struct model_tensor *x = a, *y = b;
-    if (x->data != y->data)
-        return (const uint8_t *)x->data < (const uint8_t *)y->data ? -1 : 1;
-    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
-}
-
-/* Tensors must tile the data: a hole could hide bytes, an overlap makes two tensors one. */
-static int check_tiling(struct model_tensor *t, size_t n, const uint8_t *base, size_t size,
-                        const char *what, struct baton_error *e)
-{
-    qsort(t, n, sizeof *t, by_data);
-    const uint8_t *at = base;
     for (size_t i = 0; i < n; i++) {
-        const uint8_t *data = t[i].data;
-        if (data < at)
-            return base_fail(e, BATON_ERR_INPUT, "%s: tensor %s overlaps %s", what, t[i].name,
-                             t[i - 1].name);
-        if (data > at)
-            return base_fail(e, BATON_ERR_INPUT, "%s: a hole of %zu bytes before tensor %s", what,
-                             (size_t)(data - at), t[i].name);
-        at = data + t[i].bytes;
+        const struct base_tensor *x = base_tensors_at(file, i);
+        list[i] = (struct model_tensor){.name = x->name,
+                                        .dtype = dtype_number(x->dtype),
+                                        .n_dims = x->n_dims,
+                                        .data = x->data,
+                                        .bytes = x->bytes};
+        memcpy(list[i].shape, x->shape, sizeof list[i].shape);
     }
-    if (at != base + size)
-        return base_fail(e, BATON_ERR_INPUT, "%s: %zu bytes behind the last tensor", what,
-                         (size_t)(base + size - at));
+    *ts = (struct model_tensors){file, list, n};
+    *out = ts;
     return 0;
-}
-
-static int read_tensor(struct model_tensors *ts, const char *name, const json_t *v,
-                       const uint8_t *base, size_t size, const char *what, struct baton_error *e)
-{
-    struct model_tensor *t = &ts->sorted[ts->n];
-    char buf[64];
-    if (!name_ok(name) || !json_is_object(v))
-        return base_fail(e, BATON_ERR_INPUT, "%s: '%s' is not a tensor's entry", what,
-                         model_shown(buf, name));
-    t->name = base_arena_strdup(ts->arena, name, e);
-    if (!t->name)
-        return BATON_ERR_NOMEM;
-    int rc = read_dtype(json_object_get(v, "dtype"), t, what, e);
-    if (!rc)
-        rc = read_shape(json_object_get(v, "shape"), t, what, e);
-    if (!rc)
-        rc = read_offsets(json_object_get(v, "data_offsets"), base, size, t, what, e);
-    if (!rc)
-        ts->n++;
-    return rc;
-}
-
-static int read_metadata(struct model_tensors *ts, json_t *v, const char *what,
-                         struct baton_error *e)
-{
-    const char *key;
-    json_t *value;
-    if (!json_is_object(v))
-        return base_fail(e, BATON_ERR_INPUT, "%s: __metadata__ is not an object", what);
-    json_object_foreach(v, key, value) if (!json_is_string(value)) return base_fail(
-        e, BATON_ERR_INPUT, "%s: __metadata__ holds something that is no text", what);
-    ts->metadata = json_incref(v);
-    return 0;
-}
-
-static int read_header(struct model_tensors *ts, json_t *root, const uint8_t *base, size_t size,
-                       const char *what, struct baton_error *e)
-{
-    const char *name;
-    json_t *v;
-    if (!json_is_object(root))
-        return base_fail(e, BATON_ERR_INPUT, "%s: the header is not a JSON object", what);
-    ts->sorted = base_try_alloc(json_object_size(root) + 1, sizeof *ts->sorted, e);
-    if (!ts->sorted)
-        return BATON_ERR_NOMEM;
-    json_object_foreach(root, name, v)
-    {
-        int rc = !strcmp(name, "__metadata__") ? read_metadata(ts, v, what, e)
-                                               : read_tensor(ts, name, v, base, size, what, e);
-        if (rc)
-            return rc;
-    }
-    int rc = check_tiling(ts->sorted, ts->n, base, size, what, e);
-    qsort(ts->sorted, ts->n, sizeof *ts->sorted, by_name);
-    return rc;
-}
-
-/* Where the header's JSON ends, after the checks that need no JSON. */
-static int header_bytes(const uint8_t *p, size_t n, const char *what, size_t *out,
-                        struct baton_error *e)
-{
-    uint64_t len = 0;
-    if (n < 8)
-        return base_fail(e, BATON_ERR_INPUT, "%s: %zu bytes are too few for a safetensors file",
-                         what, n);
-    for (unsigned i = 0; i < 8; i++)
-        len |= (uint64_t)p[i] << (8 * i);
-    if (len > HEADER_MAX)
-        return base_fail(e, BATON_ERR_INPUT,
-                         "%s: header of %llu bytes; the format's limit is %u (not safetensors?)",
-                         what, (unsigned long long)len, HEADER_MAX);
-    if (len > n - 8)
-        return base_fail(e, BATON_ERR_INPUT,
-                         "%s: header of %llu bytes in a file of %zu (truncated?)", what,
-                         (unsigned long long)len, n);
-    *out = (size_t)len;
-    return 0;
-}
-
-static int parse(struct model_tensors *ts, const uint8_t *p, size_t n, const char *what,
-                 struct baton_error *e)
-{
-    size_t len = 0;
-    json_t *root = NULL;
-    int rc = header_bytes(p, n, what, &len, e);
-    if (!rc)
-        rc = base_arena_open(&ts->arena, e);
-    if (!rc)
-        rc = base_json_parse((const char *)p + 8, len, what, &root, e);
-    if (!rc)
-        rc = read_header(ts, root, p + 8 + len, n - 8 - len, what, e);
-    json_decref(root);
-    return rc;
 }
 
 int model_tensors_open(const char *path, struct model_tensors **out, struct baton_error *e)
 {
-    const char *slash = strrchr(path, '/');
-    struct model_tensors *ts = base_try_alloc(1, sizeof *ts, e);
-    if (!ts)
-        return BATON_ERR_NOMEM;
-    int rc = base_file_open(&ts->file, path, e);
-    if (!rc)
-        rc = parse(ts, ts->file.data, ts->file.size, slash ? slash + 1 : path, e);
-    if (rc)
-        model_tensors_close(ts);
-    else
-        *out = ts;
-    return rc;
+    struct base_tensors *file;
+    int rc = base_tensors_open(path, &file, e);
+    return rc ? rc : wrap(file, out, e);
 }
 
 int model_tensors_parse(const void *data, size_t n, const char *what, struct model_tensors **out,
                         struct baton_error *e)
 {
-    struct model_tensors *ts = base_try_alloc(1, sizeof *ts, e);
-    if (!ts)
-        return BATON_ERR_NOMEM;
-    int rc = parse(ts, data, n, what, e);
-    if (rc)
-        model_tensors_close(ts);
-    else
-        *out = ts;
-    return rc;
+    struct base_tensors *file;
+    int rc = base_tensors_parse(data, n, what, &file, e);
+    return rc ? rc : wrap(file, out, e);
 }
 
 void model_tensors_close(struct model_tensors *t)
 {
     if (!t)
         return;
-    base_file_close(&t->file);
-    json_decref(t->metadata);
-    base_arena_close(t->arena);
-    free(t->sorted);
+    base_tensors_close(t->file);
+    free(t->list);
     free(t);
 }
 
@@ -318,21 +111,27 @@ size_t model_tensors_count(const struct model_tensors *t)
 
 const struct model_tensor *model_tensors_at(const struct model_tensors *t, size_t i)
 {
-    return i < t->n ? &t->sorted[i] : NULL;
+    return i < t->n ? &t->list[i] : NULL;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const struct model_tensor *x = a, *y = b;
+    return strcmp(x->name, y->name);
 }
 
 const struct model_tensor *model_tensors_find(const struct model_tensors *t, const char *name)
 {
     struct model_tensor key = {.name = name};
-    return t->n ? bsearch(&key, t->sorted, t->n, sizeof key, by_name) : NULL;
+    return t->n ? bsearch(&key, t->list, t->n, sizeof key, by_name) : NULL;
 }
 
 const char *model_tensors_metadata(const struct model_tensors *t, const char *key)
 {
-    return json_string_value(json_object_get(t->metadata, key));
+    return base_tensors_metadata(t->file, key);
 }
 
 const struct base_file *model_tensors_file(const struct model_tensors *t)
 {
-    return &t->file;
+    return base_tensors_file(t->file);
 }

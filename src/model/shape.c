@@ -84,7 +84,7 @@ static int find_shape(const char *name, size_t n, size_t *out, struct baton_erro
     return base_fail(e, BATON_ERR_USAGE,
                      "shape:%s is unknown; known are qwen3-0.6b, qwen3-4b, llama-3.1-8b, "
                      "gemma-3-1b",
-                     model_shown(buf, name));
+                     base_shown(buf, name));
 }
 
 /* ---- numbers ------------------------------------------------------------------------------- */
@@ -168,7 +168,7 @@ int model_shape_open(struct model *m, const char *name, struct baton_error *e)
         m->seed = strtoull(digits, &end, 10);
         if (*digits < '0' || *digits > '9' || *end)
             return base_fail(e, BATON_ERR_USAGE, "shape:%s: the seed is no number",
-                             model_shown(buf, name));
+                             base_shown(buf, name));
     }
     m->is_shape = true;
     complete(&m->config, which);

@@ -78,7 +78,7 @@ static int add_file(struct model *m, const char *name, struct baton_error *e)
         return 0;
     if (!exists(m->path, name))
         return base_fail(e, BATON_ERR_INPUT, "shard %s, named in " INDEX ", is missing",
-                         model_shown(buf, name));
+                         base_shown(buf, name));
     if (m->n_files == MAX_FILES)
         return base_fail(e, BATON_ERR_INPUT, INDEX ": more than %u files", MAX_FILES);
     char *copy = base_try_strdup(name, e);
@@ -101,7 +101,7 @@ static int add_shards(struct model *m, const json_t *map, struct baton_error *e)
         const char *name = json_string_value(v);
         if (!name || !*name || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, ".."))
             return base_fail(e, BATON_ERR_INPUT, INDEX ": '%s' is no file name in this folder",
-                             name ? model_shown(buf, name) : "(no text)");
+                             name ? base_shown(buf, name) : "(no text)");
         int rc = add_file(m, name, e);
         if (rc)
             return rc;
@@ -218,7 +218,7 @@ static int fill_entry(struct model *m, const json_t *map, size_t prefix, struct 
     const char *in = map ? json_string_value(json_object_get(map, name)) : SINGLE;
     if (!t)
         return base_fail(e, BATON_ERR_INPUT, "%s: tensor %s %s is missing",
-                         in ? model_shown(buf, in) : INDEX, name,
+                         in ? base_shown(buf, in) : INDEX, name,
                          model_shape_text(want, x->shape, x->n_dims));
     int rc = check_tensor(x, t, m->file_names[x->file], e);
     x->dtype = t->dtype;
