@@ -209,11 +209,23 @@ void engine_consumer_admit(struct baton_engine *en)
 
 /* ---- after COMMIT ------------------------------------------------------------------------- */
 
+/* TTFT counts from when either end accepted the request: where the producer was first and its
+ * prefill was under way already, from the prefill's start. */
+static void note_start(struct baton_request *r, const struct handoff_commit *c)
+{
+    uint64_t start = c->compute_end_ns - c->prefill_ns;
+    pthread_mutex_lock(&r->lock);
+    if (start < r->ask.accepted_ns && r->ask.accepted_ns <= c->compute_end_ns)
+        r->ask.accepted_ns = start;
+    pthread_mutex_unlock(&r->lock);
+}
+
 static void note_result(const struct baton_engine *en, struct engine_session *s)
 {
     const struct handoff_result *r = &s->result;
     const struct handoff_commit *c = &r->commit;
     struct baton_stats *st = &s->stats;
+    note_start(s->request, c);
     st->prefill_ns = c->prefill_ns;
     st->transfer_ns = r->last_byte_ns - r->first_byte_ns;
     if (c->compute_end_ns && r->last_byte_ns > c->compute_end_ns)
