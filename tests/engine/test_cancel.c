@@ -84,8 +84,8 @@ static void test_cancel_any_time(void **state)
     struct baton_model *m = rig_model("koni-tiny");
     struct rig_pair p;
     uint32_t seen[3] = {0};
-    rig_pair_open(&p, m, "cpu:ref", 2, 128, 8);
-    still_works(&p, "cpu:ref", &seed);
+    rig_pair_open(&p, m, rig_device(), 2, 128, 32);
+    still_works(&p, rig_device(), &seed);
     /* As long as one whole request takes here. */
     uint64_t start = base_now_ns();
     struct baton_request_options o;
@@ -103,7 +103,7 @@ static void test_cancel_any_time(void **state)
     print_message("cancelled before COMMIT %u, while decoding %u, after the end %u\n", seen[0],
                   seen[1], seen[2]);
     assert_true(seen[0] > 0);
-    still_works(&p, "cpu:ref", &seed);
+    still_works(&p, rig_device(), &seed);
     rig_pair_close(&p);
     baton_model_close(m);
 }
@@ -119,7 +119,7 @@ static void test_cancel_before_offer(void **state)
     struct rig_pair p;
     int32_t ids[N_IDS];
     uint32_t n;
-    rig_pair_open(&p, m, "cpu:ref", 1, 128, 0);
+    rig_pair_open(&p, m, rig_device(), 1, 128, 0);
     prepare(&o, ids, p.vocab, &seed);
     struct baton_request *c = rig_submit(p.consumer, &o);
     baton_request_close(c);
@@ -151,7 +151,7 @@ static void test_cancel_unpaired_offer(void **state)
     struct rig_pair p;
     struct baton_token t;
     int32_t ids[N_IDS];
-    rig_pair_open(&p, m, "cpu:ref", 1, 128, 0);
+    rig_pair_open(&p, m, rig_device(), 1, 128, 0);
     for (int i = 0; i < 4; i++) {
         prepare(&o, ids, p.vocab, &seed);
         struct baton_request *r = rig_submit(p.producer, &o);
@@ -162,7 +162,7 @@ static void test_cancel_unpaired_offer(void **state)
         baton_request_close(r);
         assert_int_equal(engine_blocks_used(p.producer), 0);
     }
-    still_works(&p, "cpu:ref", &seed);
+    still_works(&p, rig_device(), &seed);
     rig_pair_close(&p);
     baton_model_close(m);
 }
@@ -178,7 +178,7 @@ static void peer_closes(bool producer_ends, uint64_t most_ns, uint64_t *seed)
     struct rig_pair p;
     int32_t ids[N][N_IDS];
     uint32_t n;
-    rig_pair_open(&p, m, "cpu:ref", 2, 128, 8);
+    rig_pair_open(&p, m, rig_device(), 2, 128, 8);
     for (int i = 0; i < N; i++) {
         prepare(&o[i], ids[i], p.vocab, seed);
         c[i] = rig_submit(p.consumer, &o[i]);
@@ -224,7 +224,7 @@ static void test_peer_closes(void **state)
     (void)state;
     uint64_t seed = test_seed();
     for (int i = 0; i < 8; i++)
-        peer_closes(i & 1, i & 2 ? 600000000u : 60000000u, &seed);
+        peer_closes(i & 1, i & 2 ? 150000000u : 15000000u, &seed);
 }
 
 /* A peer that is nobody's engine: garbage, then silence and the end of the stream. */
@@ -242,7 +242,7 @@ static void test_garbage_peer(void **state)
         uint32_t n;
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
         struct baton_engine *en =
-            rig_engine(m, (enum baton_role)role, "cpu:ref", 1, 128, 0, fds[0]);
+            rig_engine(m, (enum baton_role)role, rig_device(), 1, 128, 0, fds[0]);
         prepare(&o, ids, baton_model_vocab(m), &seed);
         struct baton_request *r = rig_submit(en, &o);
         for (size_t i = 0; i < sizeof junk; i++)

@@ -155,7 +155,7 @@ static void test_cancel_frees_lane(void **state)
 {
     (void)state;
     struct baton_model *m = rig_model("qwen3-tiny");
-    struct baton_engine *en = rig_engine(m, BATON_BOTH, "cpu:ref", 2, 2048, 0, -1);
+    struct baton_engine *en = rig_engine(m, BATON_BOTH, rig_device(), 2, 2048, 0, -1);
     const int32_t ids[] = {7, 8, 9};
     struct baton_error e;
     struct baton_token t;
