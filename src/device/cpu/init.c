@@ -34,11 +34,19 @@ static bool has_avx2(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
 }
+
+static bool has_avx512bf16(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bf16");
+}
 #endif
 
 static const struct isa isas[] = {
 #if defined(__x86_64__)
-    {"avx512bf16", NULL, NULL, "not in this build"},
+    {"avx512bf16", &cpu_kernels_avx512bf16, has_avx512bf16,
+     "this processor or system has no AVX-512 F, BW, VL, DQ and BF16"},
     {"avx2", &cpu_kernels_avx2, has_avx2, "this processor or system has no AVX2, FMA and F16C"},
 #else
     {"avx512bf16", NULL, NULL, "not in this build"},
