@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How fast the cpu device's kernels are, beside what the machine can do at all, in the same run.
  *
- *     bench_cpu [-t THREADS] [-i ISA] [-q]
+ * bench_cpu [-t THREADS] [-i ISA] [-q]
  *
- * Floors: bytes read per second from a buffer too large for any cache; multiply-adds per second of a
- * loop that touches registers alone (float32 FMA, and bf16 dot products where there are any).
+ * Floors: bytes read per second from a buffer too large for any cache; multiply-adds per second of
+ * a loop that touches registers alone (float32 FMA, and bf16 dot products where there are any).
  * Then linear maps and attention on the shapes of qwen3-0.6b and gemma-3-1b through the verbs, so
  * packing and scheduling count. Each number is the best of several rounds, for other work on the
  * machine only ever makes it worse; the median stands beside it. -q: two rounds instead of five.
@@ -73,19 +73,30 @@ struct cache {
 static void cache_open(struct cache *c, uint32_t heads, uint32_t dim)
 {
     int64_t page = 64 * 2 * (int64_t)dim * heads;
-    *c = (struct cache){.layout = {.version = 1, .dtype = BATON_BF16, .kind = BATON_KV_PAGED,
-                                   .alignment = 64, .kv_heads = heads, .head_dim = dim,
-                                   .head_dim_padded = dim, .block = 64, .stride_block = page,
+    *c = (struct cache){.layout = {.version = 1,
+                                   .dtype = BATON_BF16,
+                                   .kind = BATON_KV_PAGED,
+                                   .alignment = 64,
+                                   .kv_heads = heads,
+                                   .head_dim = dim,
+                                   .head_dim_padded = dim,
+                                   .block = 64,
+                                   .stride_block = page,
                                    .stride_head = 64 * 2 * (int64_t)dim,
-                                   .stride_position = 2 * (int64_t)dim, .stride_dim = 2}};
+                                   .stride_position = 2 * (int64_t)dim,
+                                   .stride_dim = 2}};
     c->memory = aligned_alloc(64, (size_t)page * 2 * (PAST / 64));
     for (size_t i = 0; i < (size_t)page * (PAST / 64); i++)
         c->memory[i] = device_f32_to_bf16((float)(i * 2654435761u % 255u) / 128.0f - 1.0f);
     for (int32_t i = 0; i < PAST / 64; i++)
         c->blocks[i] = i;
-    c->view = (struct baton_kv_view){&c->layout, (uint8_t *)c->memory,
-                                     (uint8_t *)c->memory + page * (PAST / 64), c->blocks,
-                                     PAST / 64, 0, 0};
+    c->view = (struct baton_kv_view){&c->layout,
+                                     (uint8_t *)c->memory,
+                                     (uint8_t *)c->memory + page * (PAST / 64),
+                                     c->blocks,
+                                     PAST / 64,
+                                     0,
+                                     0};
 }
 
 /* One submission of m rows at `position`, run by b->body. */
@@ -250,10 +261,10 @@ static void floors(struct bench *b)
 static void run(struct bench *b)
 {
     static const struct shape shapes[] = {
-        {"qwen3-0.6b", "q", 2048, 1024},      {"qwen3-0.6b", "k, v", 1024, 1024},
-        {"qwen3-0.6b", "o", 1024, 2048},      {"qwen3-0.6b", "gate, up", 3072, 1024},
-        {"qwen3-0.6b", "down", 1024, 3072},   {"gemma-3-1b", "q", 1024, 1152},
-        {"gemma-3-1b", "k, v", 256, 1152},    {"gemma-3-1b", "o", 1152, 1024},
+        {"qwen3-0.6b", "q", 2048, 1024},        {"qwen3-0.6b", "k, v", 1024, 1024},
+        {"qwen3-0.6b", "o", 1024, 2048},        {"qwen3-0.6b", "gate, up", 3072, 1024},
+        {"qwen3-0.6b", "down", 1024, 3072},     {"gemma-3-1b", "q", 1024, 1152},
+        {"gemma-3-1b", "k, v", 256, 1152},      {"gemma-3-1b", "o", 1152, 1024},
         {"gemma-3-1b", "gate, up", 6912, 1152}, {"gemma-3-1b", "down", 1152, 6912},
     };
     struct device_attn qwen = {0, 16, 8, 128, 0.088f, 0}, gemma = {0, 4, 1, 256, 0.0625f, 0};

@@ -14,10 +14,16 @@ static inline void cpu_pages_open(struct pages *p, uint64_t *seed, uint32_t n_la
     uint32_t n_blocks = (n_positions + 63) / 64, n_slots = n_blocks + 3;
     struct baton_kv_layout *l = &p->layout;
     memset(p, 0, sizeof *p);
-    *l = (struct baton_kv_layout){.version = 1, .dtype = BATON_BF16, .kind = BATON_KV_PAGED,
-                                  .joint = (uint8_t)test_range(seed, 0, 1), .alignment = 2,
-                                  .kv_heads = kv_heads, .head_dim = head_dim,
-                                  .head_dim_padded = head_dim, .block = 64, .stride_dim = 2};
+    *l = (struct baton_kv_layout){.version = 1,
+                                  .dtype = BATON_BF16,
+                                  .kind = BATON_KV_PAGED,
+                                  .joint = (uint8_t)test_range(seed, 0, 1),
+                                  .alignment = 2,
+                                  .kv_heads = kv_heads,
+                                  .head_dim = head_dim,
+                                  .head_dim_padded = head_dim,
+                                  .block = 64,
+                                  .stride_dim = 2};
     l->stride_position = 2 * (int64_t)head_dim;
     l->stride_head = 64 * l->stride_position + 2 * test_range(seed, 0, 3);
     int64_t one = l->stride_head * kv_heads;

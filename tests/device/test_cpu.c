@@ -37,8 +37,11 @@ static void rows_open(struct rig *t, struct rows *b, uint32_t n_rows)
     b->span = (struct baton_span){0, n_rows, POSITION, 0, b->pages.views};
     for (uint32_t i = 0; i < n_rows; i++)
         b->ids[i] = (int32_t)test_range(&t->seed, 0, VOCAB - 1);
-    b->batch = (struct baton_batch){.ids = b->ids, .n_rows = n_rows, .spans = &b->span,
-                                    .n_spans = 1, .logit_rows = b->logit_rows};
+    b->batch = (struct baton_batch){.ids = b->ids,
+                                    .n_rows = n_rows,
+                                    .spans = &b->span,
+                                    .n_spans = 1,
+                                    .logit_rows = b->logit_rows};
 }
 
 /* Mostly small, sometimes past the border between gemv and gemm and past a row block. */
@@ -366,7 +369,8 @@ static void put_past(struct scene *s, struct pages *p, uint32_t position)
         for (uint32_t n = 0; n < 2 * s->attn.kv_heads * s->attn.head_dim; n++) {
             uint16_t h = device_f32_to_bf16(test_normal(&s->t->seed));
             memcpy(pages_at(p, 0, (int)(n & 1), i, (n >> 1) / s->attn.head_dim,
-                            (n >> 1) % s->attn.head_dim), &h, 2);
+                            (n >> 1) % s->attn.head_dim),
+                   &h, 2);
         }
     for (uint32_t b = 0; b < first / 64; b++)
         p->table[b] = -1;
@@ -529,7 +533,8 @@ static void refuses_other_pages(void **state)
     s.k = rig_random(&t, 2, 8);
     s.v = rig_random(&t, 2, 8);
     s.pages[0].layout.stride_position += 2;
-    test_fails(rig_run(&t, append_body, &s, &s.batch), BATON_ERR_UNSUPPORTED, "pages of 64", &t.error);
+    test_fails(rig_run(&t, append_body, &s, &s.batch), BATON_ERR_UNSUPPORTED, "pages of 64",
+               &t.error);
     s.pages[0].layout.stride_position -= 2;
     test_ok(rig_run(&t, append_body, &s, &s.batch), &t.error);
     rig_free(s.k);
@@ -554,11 +559,16 @@ static void refuses_arguments(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear_is_a_product),  cmocka_unit_test(linear_of_few_rows),
-        cmocka_unit_test(logits_of_selected_rows), cmocka_unit_test(norms_match),
-        cmocka_unit_test(rope_matches),         cmocka_unit_test(gate_and_add_match),
-        cmocka_unit_test(attention_matches),    cmocka_unit_test(long_contexts_match),
-        cmocka_unit_test(window_edges_match),   cmocka_unit_test(refuses_other_pages),
+        cmocka_unit_test(linear_is_a_product),
+        cmocka_unit_test(linear_of_few_rows),
+        cmocka_unit_test(logits_of_selected_rows),
+        cmocka_unit_test(norms_match),
+        cmocka_unit_test(rope_matches),
+        cmocka_unit_test(gate_and_add_match),
+        cmocka_unit_test(attention_matches),
+        cmocka_unit_test(long_contexts_match),
+        cmocka_unit_test(window_edges_match),
+        cmocka_unit_test(refuses_other_pages),
         cmocka_unit_test(refuses_arguments),
     };
     isa = argc > 1 ? argv[1] : "scalar";

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu: row invariance. A whole small model of random shape, one global and one local layer: the
- * logits of every row and every byte of the cache are equal bit by bit whether the rows come alone,
- * in chunks of 7, 64, 128 or whole, with 1 or 2 threads, beside other lanes or not, in other pages. */
+ * logits of every row and every byte of the cache are equal bit by bit whether the rows come
+ * alone, in chunks of 7, 64, 128 or whole, with 1 or 2 threads, beside other lanes or not, in
+ * other pages. */
 #include "cpu_pages.h"
 
 #define VOCAB 83u
@@ -337,8 +338,9 @@ static void decode_equals_prefill_at_length(void **state)
                 for (uint32_t r = 0; r < chunk; r++)
                     rows[r] = r;
                 pages_set_end(&q[i]->pages, at + done);
-                struct baton_batch b = {ids + done, chunk, &span, 1, rows, chunk,
-                                        q[i]->logits + (size_t)done * VOCAB, NULL, NULL};
+                struct baton_batch b = {
+                    ids + done, chunk, &span, 1, rows, chunk, q[i]->logits + (size_t)done * VOCAB,
+                    NULL,       NULL};
                 test_ok(rig_run(&m[i].t, forward, &m[i], &b), &m[i].t.error);
             }
         }

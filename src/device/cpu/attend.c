@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu: the two verbs that touch the cache, and how attention is spread over the pool.
  *
- * An item is (span, kv head, block of rows): the query heads that share the kv head and the rows of
- * the block share each widened tile. Where there are fewer items than threads and a long context (a
- * decode step), the segments of one item are computed by different threads and combined in the order
- * in which one thread would have.
+ * An item is (span, kv head, block of rows): the query heads that share the kv head and the rows
+ * of the block share each widened tile. Where there are fewer items than threads and a long
+ * context (a decode step), the segments of one item are computed by different threads and combined
+ * in the order in which one thread would have.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,46 +20,49 @@ static bool layout_fits(struct device_run *r, const char *verb, uint32_t layer, 
                         uint32_t head_dim)
 {
     if (layer >= r->program->graph.n_layers) {
-        cpu_fail(r, BATON_ERR_INTERNAL, "%s: layer %u of %u", verb, layer,
-                 r->program->graph.n_layers);
+        device_cpu_fail(r, BATON_ERR_INTERNAL, "%s: layer %u of %u", verb, layer,
+                        r->program->graph.n_layers);
         return false;
     }
     for (uint32_t s = 0; s < r->batch->n_spans; s++) {
         const struct baton_kv_layout *l = r->batch->spans[s].kv[layer].layout;
         if (l->kv_heads != kv_heads || l->head_dim != head_dim) {
-            cpu_fail(r, BATON_ERR_MISMATCH,
-                     "%s: layer %u of span %u holds %u heads of %u elements, the model has %u of %u",
-                     verb, layer, s, l->kv_heads, l->head_dim, kv_heads, head_dim);
+            device_cpu_fail(
+                r, BATON_ERR_MISMATCH,
+                "%s: layer %u of span %u holds %u heads of %u elements, the model has %u of %u",
+                verb, layer, s, l->kv_heads, l->head_dim, kv_heads, head_dim);
             return false;
         }
         if (l->block != CPU_TILE || l->dtype != BATON_BF16 || l->stride_dim != 2 ||
             l->stride_position != 2 * (int64_t)head_dim || l->stride_head % 2 ||
             l->stride_block % 2) {
-            cpu_fail(r, BATON_ERR_UNSUPPORTED,
-                     "%s: layer %u: cpu reads pages of 64 positions, bf16, [head][position][dim]",
-                     verb, layer);
+            device_cpu_fail(
+                r, BATON_ERR_UNSUPPORTED,
+                "%s: layer %u: cpu reads pages of 64 positions, bf16, [head][position][dim]", verb,
+                layer);
             return false;
         }
     }
     return true;
 }
 
-void cpu_kv_append(struct device_run *r, uint32_t layer, struct device_array k,
-                   struct device_array v)
+void device_cpu_kv_append(struct device_run *r, uint32_t layer, struct device_array k,
+                          struct device_array v)
 {
     const struct cpu_kernels *kernels = ((struct cpu_run *)r)->kernels;
     uint32_t n_rows = r->batch->n_rows;
-    if (!cpu_shape(r, "kv_append", k, n_rows, k.cols) ||
-        !cpu_shape(r, "kv_append", v, n_rows, k.cols))
+    if (!device_cpu_shape(r, "kv_append", k, n_rows, k.cols) ||
+        !device_cpu_shape(r, "kv_append", v, n_rows, k.cols))
         return;
     uint32_t checked = layer < r->program->graph.n_layers ? layer : 0;
     const struct baton_kv_layout *l = r->batch->spans[0].kv[checked].layout;
     if (!layout_fits(r, "kv_append", layer, l->kv_heads, l->head_dim))
         return;
     if ((uint64_t)l->kv_heads * l->head_dim != k.cols) {
-        cpu_fail(r, BATON_ERR_MISMATCH,
-                 "kv_append: layer %u holds %u heads of %u elements, the model has %u columns",
-                 layer, l->kv_heads, l->head_dim, k.cols);
+        device_cpu_fail(
+            r, BATON_ERR_MISMATCH,
+            "kv_append: layer %u holds %u heads of %u elements, the model has %u columns", layer,
+            l->kv_heads, l->head_dim, k.cols);
         return;
     }
     for (uint32_t s = 0; s < r->batch->n_spans; s++) {
@@ -252,7 +255,8 @@ static bool partials_reserve(struct job *job)
     struct cpu_program *p = job->run->program;
     struct cpu_partial unused;
     uint32_t pairs = job->rows_item * job->group;
-    job->partial = (size_t)(lay_partial(&unused, p->arrays, pairs, job->attn->head_dim) - p->arrays);
+    job->partial = (size_t)(lay_partial(&unused, p->arrays, pairs, job->attn->head_dim) -
+                            p->arrays);
     size_t n = (size_t)job->n_items * job->n_segments * job->partial;
     if (n <= p->n_partials)
         return true;
@@ -275,9 +279,10 @@ static bool span_held(struct device_run *r, const struct baton_span *s, const st
     for (uint32_t t = first / CPU_TILE; t <= (end - 1) / CPU_TILE && held; t++)
         held = v->blocks[t] >= 0;
     if (!held)
-        cpu_fail(r, BATON_ERR_USAGE,
-                 "attend: layer %u does not hold all of [%u, %u), which the span's queries see",
-                 a->layer, first, end);
+        device_cpu_fail(
+            r, BATON_ERR_USAGE,
+            "attend: layer %u does not hold all of [%u, %u), which the span's queries see",
+            a->layer, first, end);
     return held;
 }
 
@@ -285,18 +290,18 @@ static bool attend_fits(struct device_run *r, struct device_array o, struct devi
                         const struct device_attn *a)
 {
     uint64_t cols = (uint64_t)a->q_heads * a->head_dim;
-    if (!cpu_shape(r, "attend", q, r->batch->n_rows, cols) ||
-        !cpu_shape(r, "attend", o, r->batch->n_rows, cols))
+    if (!device_cpu_shape(r, "attend", q, r->batch->n_rows, cols) ||
+        !device_cpu_shape(r, "attend", o, r->batch->n_rows, cols))
         return false;
     if (a->kv_heads == 0 || a->q_heads % a->kv_heads) {
-        cpu_fail(r, BATON_ERR_INTERNAL, "attend: %u query heads share %u key heads", a->q_heads,
-                 a->kv_heads);
+        device_cpu_fail(r, BATON_ERR_INTERNAL, "attend: %u query heads share %u key heads",
+                        a->q_heads, a->kv_heads);
         return false;
     }
     if (a->head_dim > CPU_MAX_HEAD_DIM || a->q_heads / a->kv_heads > CPU_ATTEND_ROWS) {
-        cpu_fail(r, BATON_ERR_UNSUPPORTED,
-                 "attend: heads of %u elements, %u a key head; cpu has up to %u and %u",
-                 a->head_dim, a->q_heads / a->kv_heads, CPU_MAX_HEAD_DIM, CPU_ATTEND_ROWS);
+        device_cpu_fail(r, BATON_ERR_UNSUPPORTED,
+                        "attend: heads of %u elements, %u a key head; cpu has up to %u and %u",
+                        a->head_dim, a->q_heads / a->kv_heads, CPU_MAX_HEAD_DIM, CPU_ATTEND_ROWS);
         return false;
     }
     if (!layout_fits(r, "attend", a->layer, a->kv_heads, a->head_dim))
@@ -314,8 +319,8 @@ static uint32_t rows_of_item(const struct device_attn *a, uint32_t group)
     return pairs > group ? pairs / group : 1;
 }
 
-void cpu_attend(struct device_run *r, struct device_array o, struct device_array q,
-                const struct device_attn *a)
+void device_cpu_attend(struct device_run *r, struct device_array o, struct device_array q,
+                       const struct device_attn *a)
 {
     struct cpu_run *run = (struct cpu_run *)r;
     struct job job = {.run = run, .attn = a, .o = o.data, .q = q.data};
@@ -332,12 +337,12 @@ void cpu_attend(struct device_run *r, struct device_array o, struct device_array
     job.n_segments = most_segments(&job);
     if (most_rows > 1 || job.n_segments == 1 ||
         job.n_items >= 2 * base_pool_threads(run->device->pool)) {
-        cpu_parallel(run, whole_item, &job, job.n_items);
+        device_cpu_parallel(run, whole_item, &job, job.n_items);
         return;
     }
     job.rows_item = 1;
     if (!partials_reserve(&job))
         return;
-    cpu_parallel(run, split_item, &job, job.n_items * job.n_segments);
-    cpu_parallel(run, join_item, &job, job.n_items);
+    device_cpu_parallel(run, split_item, &job, job.n_items * job.n_segments);
+    device_cpu_parallel(run, join_item, &job, job.n_items);
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AVX2: attention of many (row, head) pairs that share one kv head.
  *
- * Tile by tile of 64 positions: K is widened and turned to [panel of 16 keys][dim][16], V to [panel
- * of 16 dims][64][16]; both are the B of the register tile. Scores are one chain over dim, with lanes
- * over keys; o is one chain over positions, with lanes over dims. Queries are multiplied by the
- * scale first. Rows of the page that no pair sees are taken as zeros, for they may hold anything.
+ * Tile by tile of 64 positions: K is widened and turned to [panel of 16 keys][dim][16], V to
+ * [panel of 16 dims][64][16]; both are the B of the register tile. Scores are one chain over dim,
+ * with lanes over keys; o is one chain over positions, with lanes over dims. Queries are
+ * multiplied by the scale first. Rows of the page that no pair sees are taken as zeros, for they
+ * may hold anything.
  */
 #include <string.h>
 
@@ -89,8 +90,8 @@ static void turn_plain(float *to, const uint16_t *k, uint32_t dim, uint32_t d0, 
 {
     for (uint32_t d = d0; d < dim; d++)
         for (uint32_t i = 0; i < 8; i++)
-            to[d * CPU_PANEL + i] =
-                i >= a && i < b ? device_bf16_to_f32(k[(size_t)i * dim + d]) : 0.0f;
+            to[d * CPU_PANEL + i] = i >= a && i < b ? device_bf16_to_f32(k[(size_t)i * dim + d])
+                                                    : 0.0f;
 }
 
 static void widen_keys(const struct cpu_attend *j, const struct scratch *c, uint32_t t, uint32_t a,
@@ -235,12 +236,24 @@ static void few(const struct cpu_attend *j, const struct scratch *c, uint32_t t,
                 const struct cpu_partial *p)
 {
     switch (c->pairs) {
-    case 1: few_fixed(j, c, t, p, 1, 2); break;
-    case 2: few_fixed(j, c, t, p, 2, 2); break;
-    case 3: few_fixed(j, c, t, p, 3, 2); break;
-    case 4: few_fixed(j, c, t, p, 4, 1); break;
-    case 5: few_fixed(j, c, t, p, 5, 1); break;
-    default: few_fixed(j, c, t, p, 6, 1); break;
+    case 1:
+        few_fixed(j, c, t, p, 1, 2);
+        break;
+    case 2:
+        few_fixed(j, c, t, p, 2, 2);
+        break;
+    case 3:
+        few_fixed(j, c, t, p, 3, 2);
+        break;
+    case 4:
+        few_fixed(j, c, t, p, 4, 1);
+        break;
+    case 5:
+        few_fixed(j, c, t, p, 5, 1);
+        break;
+    default:
+        few_fixed(j, c, t, p, 6, 1);
+        break;
     }
 }
 
@@ -256,7 +269,7 @@ static void many(const struct cpu_attend *j, const struct scratch *c, uint32_t t
     weigh(c, p);
 }
 
-CPU_ATTEND(cpu_attend_avx2)
+CPU_ATTEND(device_cpu_attend_avx2)
 {
     struct scratch c = lay_out(j, scratch);
     pack_queries(j, &c);

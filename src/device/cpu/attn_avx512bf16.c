@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AVX-512-BF16: attention of many (row, head) pairs that share one kv head.
  *
- * Tile by tile of 64 positions, as in the AVX2 file, but K and V stay bf16: K is turned to [panel of
- * 16 keys][dim/2][16] words of two dims, V to [panel of 16 dims][32][16] words of two positions.
- * Queries (times the scale) and weights p are rounded to bf16, element by element; sums are float32, one
- * chain over the words. p's sum is taken before rounding. Rows of the page that no pair sees are taken
- * as zeros, for they may hold anything.
+ * Tile by tile of 64 positions, as in the AVX2 file, but K and V stay bf16: K is turned to [panel
+ * of 16 keys][dim/2][16] words of two dims, V to [panel of 16 dims][32][16] words of two
+ * positions. Queries (times the scale) and weights p are rounded to bf16, element by element; sums
+ * are float32, one chain over the words. p's sum is taken before rounding. Rows of the page that
+ * no pair sees are taken as zeros, for they may hold anything.
  */
 #include <string.h>
 
@@ -87,9 +87,9 @@ static void turn_16x16(uint32_t *to, const uint16_t *k, uint32_t dim)
     }
 #pragma GCC unroll 4
     for (int n = 0; n < 4; n++) {
-        __m512i lo = _mm512_shuffle_i32x4(a[n], a[n + 4], 0x88);      /* quarters 0, 2 of keys 0..7 */
+        __m512i lo = _mm512_shuffle_i32x4(a[n], a[n + 4], 0x88); /* quarters 0, 2 of keys 0..7 */
         __m512i lo2 = _mm512_shuffle_i32x4(a[n + 8], a[n + 12], 0x88); /* of keys 8..15 */
-        __m512i hi = _mm512_shuffle_i32x4(a[n], a[n + 4], 0xDD);      /* quarters 1, 3 */
+        __m512i hi = _mm512_shuffle_i32x4(a[n], a[n + 4], 0xDD);       /* quarters 1, 3 */
         __m512i hi2 = _mm512_shuffle_i32x4(a[n + 8], a[n + 12], 0xDD);
         _mm512_storeu_si512(to + n * CPU_PANEL, _mm512_shuffle_i32x4(lo, lo2, 0x88));
         _mm512_storeu_si512(to + (n + 4) * CPU_PANEL, _mm512_shuffle_i32x4(hi, hi2, 0x88));
@@ -158,8 +158,8 @@ AVX512_INLINE void score_fixed(const struct scratch *c, uint32_t i, const int mr
 #pragma GCC unroll 24
     for (int n = 0; n < mr * NP; n++)
         sum[n] = _mm512_setzero_ps();
-    avx512_dot(sum, c->q + (size_t)i * c->words, 1, (size_t)mr, c->k,
-               (size_t)c->words * CPU_PANEL, c->words, mr, NP, 0);
+    avx512_dot(sum, c->q + (size_t)i * c->words, 1, (size_t)mr, c->k, (size_t)c->words * CPU_PANEL,
+               c->words, mr, NP, 0);
 #pragma GCC unroll 4
     for (int p = 0; p < NP; p++)
 #pragma GCC unroll 8
@@ -188,19 +188,19 @@ AVX512_INLINE void weigh_fixed(const struct scratch *c, const struct cpu_partial
 }
 
 /* One function for each number of pairs in a tile: see TILE in gemm_avx512bf16.c. */
-#define PAIR_TILE(mr)                                                                         \
-    static __attribute__((noinline)) void score_##mr(const struct scratch *c, uint32_t i)     \
-    {                                                                                         \
-        score_fixed(c, i, mr);                                                                \
-    }                                                                                         \
-    static __attribute__((noinline)) void weigh_##mr(                                         \
-        const struct scratch *c, const struct cpu_partial *p, uint32_t i)                     \
-    {                                                                                         \
-        uint32_t d = 0;                                                                       \
-        for (; d + NP * CPU_PANEL <= c->wide; d += NP * CPU_PANEL)                            \
-            weigh_fixed(c, p, i, d, mr, NP);                                                  \
-        for (; d < c->wide; d += CPU_PANEL)                                                   \
-            weigh_fixed(c, p, i, d, mr, 1);                                                   \
+#define PAIR_TILE(mr)                                                                              \
+    static __attribute__((noinline)) void score_##mr(const struct scratch *c, uint32_t i)          \
+    {                                                                                              \
+        score_fixed(c, i, mr);                                                                     \
+    }                                                                                              \
+    static __attribute__((noinline)) void weigh_##mr(const struct scratch *c,                      \
+                                                     const struct cpu_partial *p, uint32_t i)      \
+    {                                                                                              \
+        uint32_t d = 0;                                                                            \
+        for (; d + NP * CPU_PANEL <= c->wide; d += NP * CPU_PANEL)                                 \
+            weigh_fixed(c, p, i, d, mr, NP);                                                       \
+        for (; d < c->wide; d += CPU_PANEL)                                                        \
+            weigh_fixed(c, p, i, d, mr, 1);                                                        \
     }
 PAIR_TILE(1)
 PAIR_TILE(2)
@@ -232,7 +232,7 @@ static void softmax(const struct cpu_attend *j, const struct scratch *c, uint32_
 
 /* ---- all ---------------------------------------------------------------------------------- */
 
-CPU_ATTEND(cpu_attend_avx512bf16)
+CPU_ATTEND(device_cpu_attend_avx512bf16)
 {
     struct scratch c = lay_out(j, scratch);
     uint32_t mr;

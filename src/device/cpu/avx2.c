@@ -5,7 +5,7 @@
 
 CPU_ROWS_DEFINE(avx2)
 
-const struct cpu_kernels cpu_kernels_avx2 = {
+const struct cpu_kernels device_cpu_kernels_avx2 = {
     .isa = "avx2",
     .numerics = "cpu-avx2-1",
     .order = CPU_ORDER_OUTPUTS,

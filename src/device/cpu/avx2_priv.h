@@ -58,12 +58,24 @@ static inline void avx2_tile(float *y, size_t ldy, const float *a, const float *
                              uint32_t mr)
 {
     switch (mr) {
-    case 6: avx2_tile_fixed(y, ldy, a, 1, 6, b, k, 6); break;
-    case 5: avx2_tile_fixed(y, ldy, a, 1, 5, b, k, 5); break;
-    case 4: avx2_tile_fixed(y, ldy, a, 1, 4, b, k, 4); break;
-    case 3: avx2_tile_fixed(y, ldy, a, 1, 3, b, k, 3); break;
-    case 2: avx2_tile_fixed(y, ldy, a, 1, 2, b, k, 2); break;
-    default: avx2_tile_fixed(y, ldy, a, 1, 1, b, k, 1); break;
+    case 6:
+        avx2_tile_fixed(y, ldy, a, 1, 6, b, k, 6);
+        break;
+    case 5:
+        avx2_tile_fixed(y, ldy, a, 1, 5, b, k, 5);
+        break;
+    case 4:
+        avx2_tile_fixed(y, ldy, a, 1, 4, b, k, 4);
+        break;
+    case 3:
+        avx2_tile_fixed(y, ldy, a, 1, 3, b, k, 3);
+        break;
+    case 2:
+        avx2_tile_fixed(y, ldy, a, 1, 2, b, k, 2);
+        break;
+    default:
+        avx2_tile_fixed(y, ldy, a, 1, 1, b, k, 1);
+        break;
     }
 }
 
@@ -71,12 +83,24 @@ static inline void avx2_tile(float *y, size_t ldy, const float *a, const float *
 static inline void avx2_tile_rows(float *y, size_t ldy, const float *a, const float *b, uint32_t mr)
 {
     switch (mr) {
-    case 6: avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 6); break;
-    case 5: avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 5); break;
-    case 4: avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 4); break;
-    case 3: avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 3); break;
-    case 2: avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 2); break;
-    default: avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 1); break;
+    case 6:
+        avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 6);
+        break;
+    case 5:
+        avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 5);
+        break;
+    case 4:
+        avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 4);
+        break;
+    case 3:
+        avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 3);
+        break;
+    case 2:
+        avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 2);
+        break;
+    default:
+        avx2_tile_fixed(y, ldy, a, CPU_TILE, 1, b, CPU_TILE, 1);
+        break;
     }
 }
 

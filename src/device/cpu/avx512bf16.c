@@ -6,7 +6,7 @@
 
 CPU_ROWS_DEFINE(avx512bf16)
 
-const struct cpu_kernels cpu_kernels_avx512bf16 = {
+const struct cpu_kernels device_cpu_kernels_avx512bf16 = {
     .isa = "avx512bf16",
     .numerics = "cpu-avx512bf16-1",
     .order = CPU_ORDER_PAIRS,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AVX-512 with bf16 dot products: the register tile that linear maps and attention share.
  *
- * C [mr, 16 np] += A B over pairs of k: a 32-bit word holds two bf16 that follow each other in k, on
- * both sides. vdpbf16ps adds both products of a word to a float32 sum, odd k first, and takes
- * subnormals as zero; a sum is one chain over the words. 24 sums, np operands of B and one broadcast
- * of A: with two dot products started a cycle and a latency of 6, 12 chains would do.
+ * C [mr, 16 np] += A B over pairs of k: a 32-bit word holds two bf16 that follow each other in k,
+ * on both sides. vdpbf16ps adds both products of a word to a float32 sum, odd k first, and takes
+ * subnormals as zero; a sum is one chain over the words. 24 sums, np operands of B and one
+ * broadcast of A: with two dot products started a cycle and a latency of 6, 12 chains would do.
  */
 #ifndef DEVICE_CPU_AVX512BF16_PRIV_H
 #define DEVICE_CPU_AVX512BF16_PRIV_H

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AVX2: linear maps.
  *
- * Activations are float32, [block of k][tile of rows][k in the block][rows in the tile]. Weights are
- * widened in registers each time they meet a tile of rows: a shift and a mask a vector, which hide
- * behind the multiplications (widening a panel into L1 first was slower from 24 to 512 rows).
+ * Activations are float32, [block of k][tile of rows][k in the block][rows in the tile]. Weights
+ * are widened in registers each time they meet a tile of rows: a shift and a mask a vector, which
+ * hide behind the multiplications (widening a panel into L1 first was slower from 24 to 512 rows).
  * gemv takes all of k at once, several panels side by side where rows are few, so that a chain's
- * latency is hidden; gemm takes KC k, for which a panel and a tile stay in L1. Each output is bias +
- * sum over k in order, fused multiply-add: that the sum rests in y between two blocks changes no bit.
+ * latency is hidden; gemm takes KC k, for which a panel and a tile stay in L1. Each output is bias
+ * + sum over k in order, fused multiply-add: that the sum rests in y between two blocks changes no
+ * bit.
  */
 #include <string.h>
 
@@ -42,7 +43,7 @@ static float *a_at(const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint32_
     return (float *)l->a + (size_t)k0 * l->m + (size_t)kc * r;
 }
 
-CPU_PACK_ROWS(cpu_pack_rows_avx2)
+CPU_PACK_ROWS(device_cpu_pack_rows_avx2)
 {
     uint32_t block = block_k(l), tile = tile_rows(l);
     for (uint32_t k0 = 0; k0 < k_x; k0 += block) {
@@ -100,8 +101,9 @@ AVX2_INLINE void tile_fixed(const struct cpu_linear *l, uint32_t k0, uint32_t kc
     for (int p = 0; p < np; p++)
 #pragma GCC unroll 6
         for (int i = 0; i < mr; i++)
-            start_panel(k0 ? y + i * l->ldy + p * CPU_PANEL
-                           : l->bias ? l->bias + (panel + p) * CPU_PANEL : NULL,
+            start_panel(k0        ? y + i * l->ldy + p * CPU_PANEL
+                        : l->bias ? l->bias + (panel + p) * CPU_PANEL
+                                  : NULL,
                         n - p * CPU_PANEL, c[p * mr + i]);
     for (uint32_t k = 0; k < kc; k++, a += mr, w += CPU_PANEL) {
 #pragma GCC unroll 6
@@ -127,11 +129,11 @@ AVX2_INLINE void tile_fixed(const struct cpu_linear *l, uint32_t k0, uint32_t kc
 
 /* One function each: inlined side by side, the compiler would keep constants of one tile in
  * registers that another needs for its sums. */
-#define TILE(mr, np)                                                                          \
-    static __attribute__((noinline)) void tile_##mr##x##np(                                   \
-        const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint32_t r, uint32_t panel)     \
-    {                                                                                         \
-        tile_fixed(l, k0, kc, r, panel, mr, np);                                              \
+#define TILE(mr, np)                                                                               \
+    static __attribute__((noinline)) void tile_##mr##x##np(                                        \
+        const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint32_t r, uint32_t panel)          \
+    {                                                                                              \
+        tile_fixed(l, k0, kc, r, panel, mr, np);                                                   \
     }
 TILE(1, 4)
 TILE(2, 3)
@@ -151,12 +153,8 @@ static const struct {
     tile_fn one, group;
     uint32_t panels; /* of group */
 } tiles[MR + 1] = {
-    {NULL, NULL, 0},
-    {tile_1x1, tile_1x4, 4},
-    {tile_2x1, tile_2x3, 3},
-    {tile_3x1, tile_3x2, 2},
-    {tile_4x1, tile_4x1, 1},
-    {tile_5x1, tile_5x1, 1},
+    {NULL, NULL, 0},         {tile_1x1, tile_1x4, 4}, {tile_2x1, tile_2x3, 3},
+    {tile_3x1, tile_3x2, 2}, {tile_4x1, tile_4x1, 1}, {tile_5x1, tile_5x1, 1},
     {tile_6x1, tile_6x1, 1},
 };
 
@@ -173,7 +171,7 @@ static void tile_panels(const struct cpu_linear *l, uint32_t k0, uint32_t kc, ui
         tiles[rows].one(l, k0, kc, r, p0);
 }
 
-CPU_GEMV(cpu_gemv_avx2)
+CPU_GEMV(device_cpu_gemv_avx2)
 {
     uint32_t tile = tile_rows(l), step = tiles[tile].panels;
     for (uint32_t p = p0; p < p1; p += step) /* the panels stay in L1 from tile to tile */
@@ -181,7 +179,7 @@ CPU_GEMV(cpu_gemv_avx2)
             tile_panels(l, 0, l->k, r, least(tile, l->m - r), p, least(p + step, p1));
 }
 
-CPU_GEMM(cpu_gemm_avx2)
+CPU_GEMM(device_cpu_gemm_avx2)
 {
     uint32_t full = r0 + (r1 - r0) / MR * MR;
     for (uint32_t k0 = 0; k0 < l->k; k0 += KC) {

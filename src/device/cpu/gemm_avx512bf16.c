@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AVX-512-BF16: linear maps.
  *
- * Weights in CPU_ORDER_PAIRS. Activations are rounded to bf16, element by element, and lie as words of
- * two: [block of k][tile of rows][k/2 in the block][rows in the tile]. gemv takes all of k at once;
- * gemm takes KC k, for which three panels and a tile of rows stay in L1. Each output is bias + one
- * chain over the words in order: that the sum rests in y between two blocks changes no bit of it.
+ * Weights in CPU_ORDER_PAIRS. Activations are rounded to bf16, element by element, and lie as
+ * words of two: [block of k][tile of rows][k/2 in the block][rows in the tile]. gemv takes all of
+ * k at once; gemm takes KC k, for which three panels and a tile of rows stay in L1. Each output is
+ * bias + one chain over the words in order: that the sum rests in y between two blocks changes no
+ * bit of it.
  */
 #include "device/cpu/avx512bf16_priv.h"
 #include "device/cpu/rows_priv.h"
@@ -38,7 +39,7 @@ static uint32_t *a_at(const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint
     return (uint32_t *)l->a + ((size_t)k0 * l->m + (size_t)kc * r) / 2;
 }
 
-CPU_PACK_ROWS(cpu_pack_rows_avx512bf16)
+CPU_PACK_ROWS(device_cpu_pack_rows_avx512bf16)
 {
     uint32_t block = block_k(l), tile = tile_rows(l);
     for (uint32_t k0 = 0; k0 < l->k; k0 += block) {
@@ -80,9 +81,10 @@ AVX512_INLINE void tile_fixed(const struct cpu_linear *l, uint32_t k0, uint32_t 
         const float *bias = l->bias ? l->bias + (panel + p) * CPU_PANEL : NULL;
 #pragma GCC unroll 8
         for (int i = 0; i < mr; i++)
-            c[p * mr + i] = k0 ? _mm512_maskz_loadu_ps(columns(n - p * CPU_PANEL),
-                                                       y + i * l->ldy + p * CPU_PANEL)
-                            : bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
+            c[p * mr + i] = k0     ? _mm512_maskz_loadu_ps(columns(n - p * CPU_PANEL),
+                                                           y + i * l->ldy + p * CPU_PANEL)
+                            : bias ? _mm512_loadu_ps(bias)
+                                   : _mm512_setzero_ps();
     }
     avx512_dot(c, a_at(l, k0, kc, r), 1, (size_t)mr,
                w + (size_t)panel * stride + (size_t)k0 * (CPU_PANEL / 2), stride, kc / 2, mr, np,
@@ -97,11 +99,11 @@ AVX512_INLINE void tile_fixed(const struct cpu_linear *l, uint32_t k0, uint32_t 
 
 /* One function each: inlined side by side, the compiler would keep constants of one tile in
  * registers that another needs for its sums. */
-#define TILE(mr, np, ahead)                                                                   \
-    static __attribute__((noinline)) void tile_##mr##x##np##_##ahead(                         \
-        const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint32_t r, uint32_t panel)     \
-    {                                                                                         \
-        tile_fixed(l, k0, kc, r, panel, mr, np, ahead);                                       \
+#define TILE(mr, np, ahead)                                                                        \
+    static __attribute__((noinline)) void tile_##mr##x##np##_##ahead(                              \
+        const struct cpu_linear *l, uint32_t k0, uint32_t kc, uint32_t r, uint32_t panel)          \
+    {                                                                                              \
+        tile_fixed(l, k0, kc, r, panel, mr, np, ahead);                                            \
     }
 TILE(1, 1, AHEAD)
 TILE(1, 4, AHEAD)
@@ -132,10 +134,14 @@ static const struct {
     uint32_t panels; /* of group */
 } tiles[MR + 1] = {
     {NULL, NULL, 0},
-    {tile_1x1_AHEAD, tile_1x4_AHEAD, 4}, {tile_2x1_AHEAD, tile_2x4_AHEAD, 4},
-    {tile_3x1_AHEAD, tile_3x4_AHEAD, 4}, {tile_4x1_AHEAD, tile_4x4_AHEAD, 4},
-    {tile_5x1_AHEAD, tile_5x4_AHEAD, 4}, {tile_6x1_AHEAD, tile_6x4_AHEAD, 4},
-    {tile_7x1_AHEAD, tile_7x3_AHEAD, 3}, {tile_8x1_AHEAD, tile_8x3_AHEAD, 3},
+    {tile_1x1_AHEAD, tile_1x4_AHEAD, 4},
+    {tile_2x1_AHEAD, tile_2x4_AHEAD, 4},
+    {tile_3x1_AHEAD, tile_3x4_AHEAD, 4},
+    {tile_4x1_AHEAD, tile_4x4_AHEAD, 4},
+    {tile_5x1_AHEAD, tile_5x4_AHEAD, 4},
+    {tile_6x1_AHEAD, tile_6x4_AHEAD, 4},
+    {tile_7x1_AHEAD, tile_7x3_AHEAD, 3},
+    {tile_8x1_AHEAD, tile_8x3_AHEAD, 3},
 };
 
 /* One tile of rows over panels [p0, p1). */
@@ -151,7 +157,7 @@ static void tile_panels(const struct cpu_linear *l, uint32_t k0, uint32_t kc, ui
 
 /* ---- few rows, many rows ------------------------------------------------------------------ */
 
-CPU_GEMV(cpu_gemv_avx512bf16)
+CPU_GEMV(device_cpu_gemv_avx512bf16)
 {
     uint32_t tile = tile_rows(l), step = tiles[tile].panels;
     for (uint32_t p = p0; p < p1; p += step) /* the panels stay in L2 from tile to tile */
@@ -159,7 +165,7 @@ CPU_GEMV(cpu_gemv_avx512bf16)
             tile_panels(l, 0, l->k, r, least(tile, l->m - r), p, least(p + step, p1));
 }
 
-CPU_GEMM(cpu_gemm_avx512bf16)
+CPU_GEMM(device_cpu_gemm_avx512bf16)
 {
     static const tile_fn by_panels[] = {NULL, tile_8x1_0, tile_8x2_0, tile_8x3_0};
     uint32_t full = r0 + (r1 - r0) / MR * MR;

@@ -12,7 +12,7 @@ enum { MR = 4, HALF = CPU_PANEL / 2 };
 
 CPU_ROWS_DEFINE(generic)
 
-CPU_PACK_ROWS(cpu_pack_rows_generic)
+CPU_PACK_ROWS(device_cpu_pack_rows_generic)
 {
     for (uint32_t r = r0; r < r1; r += MR) {
         uint32_t rows = r1 - r < MR ? r1 - r : MR;
@@ -47,13 +47,13 @@ static void tile(const struct cpu_linear *l, uint32_t r, uint32_t rows, uint32_t
         memcpy(l->y + (r + i) * l->ldy + (size_t)panel * CPU_PANEL, sum[i], n * sizeof(float));
 }
 
-CPU_GEMV(cpu_gemv_generic)
+CPU_GEMV(device_cpu_gemv_generic)
 {
     for (uint32_t p = p0; p < p1; p++)
         tile(l, 0, l->m, p);
 }
 
-CPU_GEMM(cpu_gemm_generic)
+CPU_GEMM(device_cpu_gemm_generic)
 {
     for (uint32_t p = p0; p < p1; p++)
         for (uint32_t r = r0; r < r1; r += MR)
@@ -92,7 +92,7 @@ static void attend_tile(const struct cpu_attend *j, uint32_t pair, uint32_t t,
     }
 }
 
-CPU_ATTEND(cpu_attend_generic)
+CPU_ATTEND(device_cpu_attend_generic)
 {
     uint32_t pairs = j->rows * j->group;
     for (uint32_t i = 0; i < pairs; i++) {
@@ -104,7 +104,7 @@ CPU_ATTEND(cpu_attend_generic)
     }
 }
 
-const struct cpu_kernels cpu_kernels_generic = {
+const struct cpu_kernels device_cpu_kernels_generic = {
     .isa = "scalar",
     .numerics = "cpu-scalar-1",
     .order = CPU_ORDER_OUTPUTS,

@@ -45,19 +45,20 @@ static bool has_avx512bf16(void)
 
 static const struct isa isas[] = {
 #if defined(__x86_64__)
-    {"avx512bf16", &cpu_kernels_avx512bf16, has_avx512bf16,
+    {"avx512bf16", &device_cpu_kernels_avx512bf16, has_avx512bf16,
      "this processor or system has no AVX-512 F, BW, VL, DQ and BF16"},
-    {"avx2", &cpu_kernels_avx2, has_avx2, "this processor or system has no AVX2, FMA and F16C"},
+    {"avx2", &device_cpu_kernels_avx2, has_avx2,
+     "this processor or system has no AVX2, FMA and F16C"},
 #else
     {"avx512bf16", NULL, NULL, "not in this build"},
     {"avx2", NULL, NULL, "not in this build"},
 #endif
-    {"scalar", &cpu_kernels_generic, has_always, ""},
+    {"scalar", &device_cpu_kernels_generic, has_always, ""},
 };
 
 enum { N_ISAS = sizeof isas / sizeof *isas };
 
-const struct cpu_kernels *cpu_kernels_find(const char *isa, const char **why)
+const struct cpu_kernels *device_cpu_kernels_find(const char *isa, const char **why)
 {
     for (unsigned i = 0; i < N_ISAS; i++) {
         bool named = isa && !strcmp(isa, isas[i].name);
@@ -112,7 +113,7 @@ static void fill_caps(struct baton_caps *caps, const struct cpu_kernels *kernels
 static void cpu_probe(struct baton_caps *caps, char why[128])
 {
     const char *unused;
-    fill_caps(caps, cpu_kernels_find(NULL, &unused));
+    fill_caps(caps, device_cpu_kernels_find(NULL, &unused));
     why[0] = '\0';
 }
 
@@ -132,7 +133,7 @@ static int read_args(const struct device_arg *args, unsigned n_args,
     }
     if (rc)
         return rc;
-    *kernels = cpu_kernels_find(isa, &why);
+    *kernels = device_cpu_kernels_find(isa, &why);
     if (!*kernels && why)
         return base_fail(e, BATON_ERR_DEVICE, "cpu: isa=%s: %s", isa, why);
     if (!*kernels)
@@ -189,11 +190,11 @@ const struct device_impl device_cpu = {
     .open = cpu_open,
     .close = cpu_close,
     .start = cpu_start,
-    .weight_bind = cpu_weight_bind,
-    .weight_close = cpu_weight_close,
-    .weight_bytes = cpu_weight_bytes,
-    .program_open = cpu_program_open,
-    .program_close = cpu_program_close,
-    .submit = cpu_submit,
+    .weight_bind = device_cpu_weight_bind,
+    .weight_close = device_cpu_weight_close,
+    .weight_bytes = device_cpu_weight_bytes,
+    .program_open = device_cpu_program_open,
+    .program_close = device_cpu_program_close,
+    .submit = device_cpu_submit,
     .wait = cpu_wait,
 };

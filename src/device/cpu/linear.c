@@ -69,7 +69,7 @@ static void run_gemv(struct cpu_run *r, struct job *job)
     if ((uint64_t)job->l.n * job->l.k < SMALL_WORK)
         threads = 1;
     cut_panels(job, threads, threads > 1 ? 4 : 1, threads > 1 ? 1 : 2, 4);
-    cpu_parallel(r, gemv_item, job, job->n_chunks);
+    device_cpu_parallel(r, gemv_item, job, job->n_chunks);
 }
 
 static void run_gemm(struct cpu_run *r, struct job *job)
@@ -77,14 +77,14 @@ static void run_gemm(struct cpu_run *r, struct job *job)
     uint32_t threads = base_pool_threads(r->device->pool), mr = r->kernels->mr;
     uint32_t blocks = (job->l.m + r->kernels->row_block - 1) / r->kernels->row_block;
     job->rows_item = round_up((job->l.m + 4 * threads - 1) / (4 * threads), mr);
-    cpu_parallel(r, pack_item, job, (job->l.m + job->rows_item - 1) / job->rows_item);
+    device_cpu_parallel(r, pack_item, job, (job->l.m + job->rows_item - 1) / job->rows_item);
     job->rows_item = round_up((job->l.m + blocks - 1) / blocks, mr);
     cut_panels(job, threads, 8, blocks, 3);
-    cpu_parallel(r, gemm_item, job, blocks * job->n_chunks);
+    device_cpu_parallel(r, gemm_item, job, blocks * job->n_chunks);
 }
 
-void cpu_linear_run(struct cpu_run *r, float *y, const float *x, uint32_t rows,
-                    const struct cpu_weight *w, const float *bias)
+void device_cpu_linear_run(struct cpu_run *r, float *y, const float *x, uint32_t rows,
+                           const struct cpu_weight *w, const float *bias)
 {
     struct job job = {
         .l = {y, w->rows, r->program->a, w->packed, bias, rows, w->rows, w->k},
@@ -96,8 +96,9 @@ void cpu_linear_run(struct cpu_run *r, float *y, const float *x, uint32_t rows,
     if (rows == 0)
         return;
     if ((size_t)rows * w->k * sizeof(float) > r->program->a_bytes) {
-        cpu_fail(&r->base, BATON_ERR_INTERNAL, "linear: %s has %u columns, the graph said %u",
-                 w->name, w->cols, r->program->base.graph.max_cols);
+        device_cpu_fail(&r->base, BATON_ERR_INTERNAL,
+                        "linear: %s has %u columns, the graph said %u", w->name, w->cols,
+                        r->program->base.graph.max_cols);
         return;
     }
     if (rows <= r->kernels->gemv_rows)

@@ -11,7 +11,7 @@
 
 /* ---- runs --------------------------------------------------------------------------------- */
 
-void cpu_fail(struct device_run *r, int code, const char *fmt, ...)
+void device_cpu_fail(struct device_run *r, int code, const char *fmt, ...)
 {
     char text[sizeof r->error.text];
     va_list ap;
@@ -23,15 +23,15 @@ void cpu_fail(struct device_run *r, int code, const char *fmt, ...)
     base_fail(&r->error, code, "%s", text);
 }
 
-bool cpu_shape(struct device_run *r, const char *verb, struct device_array a, uint32_t rows,
-               uint64_t cols)
+bool device_cpu_shape(struct device_run *r, const char *verb, struct device_array a, uint32_t rows,
+                      uint64_t cols)
 {
     if (r->error.code)
         return false;
     if (a.data && a.rows == rows && a.cols == cols)
         return true;
-    cpu_fail(r, BATON_ERR_INTERNAL, "%s: array is [%u, %u], wanted [%u, %llu]", verb, a.rows,
-             a.cols, rows, (unsigned long long)cols);
+    device_cpu_fail(r, BATON_ERR_INTERNAL, "%s: array is [%u, %u], wanted [%u, %llu]", verb, a.rows,
+                    a.cols, rows, (unsigned long long)cols);
     return false;
 }
 
@@ -44,9 +44,10 @@ static bool weight_fits(struct device_run *r, const char *verb, const struct dev
         return false;
     if (w && (w->kind & kind) && w->rows == rows && w->cols == cols)
         return true;
-    cpu_fail(r, BATON_ERR_INTERNAL, "%s: weight %s of kind %u is [%u, %u], wanted %u, [%u, %u]",
-             verb, w ? w->name : "(none)", w ? w->kind : 0, w ? w->rows : 0, w ? w->cols : 0, kind,
-             rows, cols);
+    device_cpu_fail(r, BATON_ERR_INTERNAL,
+                    "%s: weight %s of kind %u is [%u, %u], wanted %u, [%u, %u]", verb,
+                    w ? w->name : "(none)", w ? w->kind : 0, w ? w->rows : 0, w ? w->cols : 0, kind,
+                    rows, cols);
     return false;
 }
 
@@ -62,8 +63,8 @@ static float *row_of(struct device_array a, uint32_t i)
 
 /* ---- the pool ----------------------------------------------------------------------------- */
 
-/* The pool runs one loop a worker, each with scratch of its own; the loops take items one by one, so
- * that a worker that the system took off its core delays one item, not its share. */
+/* The pool runs one loop a worker, each with scratch of its own; the loops take items one by one,
+ * so that a worker that the system took off its core delays one item, not its share. */
 struct claim {
     cpu_item_fn fn;
     void *ctx;
@@ -81,7 +82,7 @@ static void claim_items(void *ctx, unsigned worker)
         c->fn(c->ctx, i, scratch);
 }
 
-void cpu_parallel(struct cpu_run *r, cpu_item_fn fn, void *ctx, unsigned n)
+void device_cpu_parallel(struct cpu_run *r, cpu_item_fn fn, void *ctx, unsigned n)
 {
     struct claim c = {.fn = fn, .ctx = ctx, .n = n, .program = r->program};
     unsigned threads = base_pool_threads(r->device->pool);
@@ -114,7 +115,7 @@ static void each_row(struct device_run *r, cpu_item_fn fn, void *ctx, uint32_t r
     if ((uint64_t)rows * cols >= SMALL_VERB)
         job.rows_item = (rows + 4 * threads - 1) / (4 * threads);
     if (rows > 0)
-        cpu_parallel(run, rows_item, &job, (rows + job.rows_item - 1) / job.rows_item);
+        device_cpu_parallel(run, rows_item, &job, (rows + job.rows_item - 1) / job.rows_item);
 }
 
 /* ---- arrays ------------------------------------------------------------------------------- */
@@ -127,8 +128,8 @@ static struct device_array new_array(struct device_run *r, uint32_t rows, uint32
     if (r->error.code)
         return a;
     if (n > run->program->n_arrays - run->used) {
-        cpu_fail(r, BATON_ERR_INTERNAL, "array of %u columns: the graph said %u in all", cols,
-                 r->program->graph.scratch_cols);
+        device_cpu_fail(r, BATON_ERR_INTERNAL, "array of %u columns: the graph said %u in all",
+                        cols, r->program->graph.scratch_cols);
         return a;
     }
     a.data = run->program->arrays + run->used;
@@ -145,7 +146,7 @@ static struct device_array cpu_select(struct device_run *r, struct device_array 
 {
     const struct baton_batch *b = r->batch;
     struct device_array y = new_array(r, b->n_logits, x.cols);
-    if (!cpu_shape(r, "select", x, b->n_rows, x.cols))
+    if (!device_cpu_shape(r, "select", x, b->n_rows, x.cols))
         return y;
     for (uint32_t i = 0; i < y.rows; i++)
         memcpy(row_of(y, i), row_of(x, b->logit_rows[i]), x.cols * sizeof(float));
@@ -168,7 +169,8 @@ static void embed_row(void *ctx, unsigned i, void *scratch)
 {
     const struct row_job *job = ctx;
     float *y = row_of(job->y, i);
-    cpu_weight_row(job->w, job->run->kernels->order, (uint32_t)job->run->base.batch->ids[i], y);
+    device_cpu_weight_row(job->w, job->run->kernels->order, (uint32_t)job->run->base.batch->ids[i],
+                          y);
     for (uint32_t j = 0; j < job->y.cols; j++)
         y[j] *= job->offset;
 }
@@ -177,7 +179,7 @@ static void cpu_embed(struct device_run *r, struct device_array y,
                       const struct device_weight *table, float scale)
 {
     struct row_job job = {.run = (struct cpu_run *)r, .y = y, .offset = scale};
-    if (!cpu_shape(r, "embed", y, r->batch->n_rows, y.cols) ||
+    if (!device_cpu_shape(r, "embed", y, r->batch->n_rows, y.cols) ||
         !weight_fits(r, "embed", table, DEVICE_TABLE, r->program->graph.vocab, y.cols))
         return;
     job.w = (const struct cpu_weight *)table;
@@ -197,9 +199,15 @@ static void norm_row(void *ctx, unsigned i, void *scratch)
 static void cpu_norm(struct device_run *r, struct device_array y, struct device_array x,
                      const struct device_weight *w, float eps, float offset)
 {
-    struct row_job job = {.run = (struct cpu_run *)r, .y = y, .x = x, .heads = 1, .eps = eps,
-                          .offset = offset, .w = (const struct cpu_weight *)w};
-    if (cpu_shape(r, "norm", x, x.rows, x.cols) && cpu_shape(r, "norm", y, x.rows, x.cols) &&
+    struct row_job job = {.run = (struct cpu_run *)r,
+                          .y = y,
+                          .x = x,
+                          .heads = 1,
+                          .eps = eps,
+                          .offset = offset,
+                          .w = (const struct cpu_weight *)w};
+    if (device_cpu_shape(r, "norm", x, x.rows, x.cols) &&
+        device_cpu_shape(r, "norm", y, x.rows, x.cols) &&
         weight_fits(r, "norm", w, DEVICE_VECTOR, 1, x.cols))
         each_row(r, norm_row, &job, x.rows, x.cols);
 }
@@ -207,10 +215,15 @@ static void cpu_norm(struct device_run *r, struct device_array y, struct device_
 static void cpu_head_norm(struct device_run *r, struct device_array x, uint32_t heads,
                           const struct device_weight *w, float eps, float offset)
 {
-    struct row_job job = {.run = (struct cpu_run *)r, .y = x, .x = x, .heads = heads, .eps = eps,
-                          .offset = offset, .w = (const struct cpu_weight *)w};
+    struct row_job job = {.run = (struct cpu_run *)r,
+                          .y = x,
+                          .x = x,
+                          .heads = heads,
+                          .eps = eps,
+                          .offset = offset,
+                          .w = (const struct cpu_weight *)w};
     uint32_t head_dim = heads ? x.cols / heads : 0;
-    if (cpu_shape(r, "head_norm", x, x.rows, (uint64_t)heads * head_dim) &&
+    if (device_cpu_shape(r, "head_norm", x, x.rows, (uint64_t)heads * head_dim) &&
         weight_fits(r, "head_norm", w, DEVICE_VECTOR, 1, head_dim))
         each_row(r, norm_row, &job, x.rows, x.cols);
 }
@@ -224,7 +237,8 @@ static void add_row(void *ctx, unsigned i, void *scratch)
 static void cpu_add(struct device_run *r, struct device_array x, struct device_array y)
 {
     struct row_job job = {.run = (struct cpu_run *)r, .y = y, .x = x};
-    if (cpu_shape(r, "add", x, x.rows, x.cols) && cpu_shape(r, "add", y, x.rows, x.cols))
+    if (device_cpu_shape(r, "add", x, x.rows, x.cols) &&
+        device_cpu_shape(r, "add", y, x.rows, x.cols))
         each_row(r, add_row, &job, x.rows, x.cols);
 }
 
@@ -239,11 +253,12 @@ static void cpu_gate(struct device_run *r, struct device_array y, struct device_
                      struct device_array up, enum device_act act)
 {
     struct row_job job = {.run = (struct cpu_run *)r, .y = y, .x = gate, .z = up, .act = act};
-    if (!cpu_shape(r, "gate", y, y.rows, y.cols) || !cpu_shape(r, "gate", gate, y.rows, y.cols) ||
-        !cpu_shape(r, "gate", up, y.rows, y.cols))
+    if (!device_cpu_shape(r, "gate", y, y.rows, y.cols) ||
+        !device_cpu_shape(r, "gate", gate, y.rows, y.cols) ||
+        !device_cpu_shape(r, "gate", up, y.rows, y.cols))
         return;
     if (act != DEVICE_SILU && act != DEVICE_GELU_TANH) {
-        cpu_fail(r, BATON_ERR_INTERNAL, "gate: no activation %d", (int)act);
+        device_cpu_fail(r, BATON_ERR_INTERNAL, "gate: no activation %d", (int)act);
         return;
     }
     each_row(r, gate_row, &job, y.rows, 4 * y.cols); /* an exponential is four simple elements */
@@ -304,11 +319,12 @@ static void cpu_rope(struct device_run *r, struct device_array x, uint32_t heads
                      const struct device_rope *rope)
 {
     struct row_job job = {.run = (struct cpu_run *)r, .x = x, .heads = heads};
-    if (!cpu_shape(r, "rope", x, r->batch->n_rows, (uint64_t)heads * rope->head_dim))
+    if (!device_cpu_shape(r, "rope", x, r->batch->n_rows, (uint64_t)heads * rope->head_dim))
         return;
     if (rope->head_dim > CPU_MAX_HEAD_DIM || rope->head_dim % 2) {
-        cpu_fail(r, BATON_ERR_UNSUPPORTED, "rope: heads of %u elements; cpu rotates even ones up to %u",
-                 rope->head_dim, CPU_MAX_HEAD_DIM);
+        device_cpu_fail(r, BATON_ERR_UNSUPPORTED,
+                        "rope: heads of %u elements; cpu rotates even ones up to %u",
+                        rope->head_dim, CPU_MAX_HEAD_DIM);
         return;
     }
     job.angles = angles_of(r, rope);
@@ -320,20 +336,21 @@ static void cpu_rope(struct device_run *r, struct device_array x, uint32_t heads
 static void cpu_linear(struct device_run *r, struct device_array y, struct device_array x,
                        const struct device_weight *w, const struct device_weight *b)
 {
-    if (cpu_shape(r, "linear", x, x.rows, x.cols) && cpu_shape(r, "linear", y, x.rows, y.cols) &&
+    if (device_cpu_shape(r, "linear", x, x.rows, x.cols) &&
+        device_cpu_shape(r, "linear", y, x.rows, y.cols) &&
         weight_fits(r, "linear", w, DEVICE_MATRIX, y.cols, x.cols) &&
         (!b || weight_fits(r, "linear", b, DEVICE_VECTOR, 1, y.cols)))
-        cpu_linear_run((struct cpu_run *)r, y.data, x.data, x.rows, (const struct cpu_weight *)w,
-                       vector_of(b));
+        device_cpu_linear_run((struct cpu_run *)r, y.data, x.data, x.rows,
+                              (const struct cpu_weight *)w, vector_of(b));
 }
 
 static void cpu_logits(struct device_run *r, struct device_array x, const struct device_weight *w)
 {
     const struct baton_batch *b = r->batch;
-    if (cpu_shape(r, "logits", x, b->n_logits, x.cols) &&
+    if (device_cpu_shape(r, "logits", x, b->n_logits, x.cols) &&
         weight_fits(r, "logits", w, DEVICE_MATRIX, r->program->graph.vocab, x.cols))
-        cpu_linear_run((struct cpu_run *)r, b->logits, x.data, x.rows,
-                       (const struct cpu_weight *)w, NULL);
+        device_cpu_linear_run((struct cpu_run *)r, b->logits, x.data, x.rows,
+                              (const struct cpu_weight *)w, NULL);
 }
 
 static void cpu_layer_done(struct device_run *r, uint32_t layer)
@@ -349,8 +366,8 @@ static const struct device_verbs verbs = {
     .linear = cpu_linear,
     .head_norm = cpu_head_norm,
     .rope = cpu_rope,
-    .kv_append = cpu_kv_append,
-    .attend = cpu_attend,
+    .kv_append = device_cpu_kv_append,
+    .attend = device_cpu_attend,
     .add = cpu_add,
     .gate = cpu_gate,
     .layer_done = cpu_layer_done,
@@ -406,8 +423,8 @@ static int allocate(struct cpu_program *p, unsigned n_threads, struct baton_erro
     return 0;
 }
 
-int cpu_program_open(struct device *d, const struct device_graph *g, struct device_program **out,
-                     struct baton_error *e)
+int device_cpu_program_open(struct device *d, const struct device_graph *g,
+                            struct device_program **out, struct baton_error *e)
 {
     struct cpu_program *p = base_try_alloc(1, sizeof *p, e);
     if (!p)
@@ -419,7 +436,7 @@ int cpu_program_open(struct device *d, const struct device_graph *g, struct devi
     return 0;
 }
 
-void cpu_program_close(struct device_program *base)
+void device_cpu_program_close(struct device_program *base)
 {
     struct cpu_program *p = (struct cpu_program *)base;
     base_map_free(p->arrays, p->n_arrays * sizeof(float));
@@ -430,13 +447,15 @@ void cpu_program_close(struct device_program *base)
     free(p);
 }
 
-int cpu_submit(struct device_program *base, const struct baton_batch *b, uint64_t *id,
-               struct baton_error *e)
+int device_cpu_submit(struct device_program *base, const struct baton_batch *b, uint64_t *id,
+                      struct baton_error *e)
 {
     struct cpu_program *p = (struct cpu_program *)base;
     struct cpu_device *d = (struct cpu_device *)base->device;
     struct cpu_run run = {.base = {.verbs = &verbs, .batch = b, .program = base},
-                          .device = d, .kernels = d->kernels, .program = p};
+                          .device = d,
+                          .kernels = d->kernels,
+                          .program = p};
     if (!d->pool)
         return base_fail(e, BATON_ERR_USAGE, "cpu was not started");
     if (!p->ready) {

@@ -122,7 +122,8 @@ static int bind_matrix(struct cpu_weight *w, const struct baton_tensor *t, enum 
     w->bytes = panels * w->k * CPU_PANEL * sizeof(uint16_t);
     w->packed = base_map_alloc(w->bytes, true, e);
     for (size_t p = 0; p < panels && w->packed; p++) {
-        uint32_t r0 = (uint32_t)p * CPU_PANEL, n = w->rows - r0 < CPU_PANEL ? w->rows - r0 : CPU_PANEL;
+        uint32_t r0 = (uint32_t)p * CPU_PANEL,
+                 n = w->rows - r0 < CPU_PANEL ? w->rows - r0 : CPU_PANEL;
         for (uint32_t j = 0; j < n; j++)
             to_bf16(rows + (size_t)j * w->cols, t, r0 + j);
         pack_rows16(w->packed + p * w->k * CPU_PANEL, rows, n, w->cols, w->k, order,
@@ -132,8 +133,8 @@ static int bind_matrix(struct cpu_weight *w, const struct baton_tensor *t, enum 
     return w->packed ? 0 : BATON_ERR_NOMEM;
 }
 
-int cpu_weight_bind(struct device *d, const struct baton_tensor *t, unsigned kind,
-                    struct device_weight **out, struct baton_error *e)
+int device_cpu_weight_bind(struct device *d, const struct baton_tensor *t, unsigned kind,
+                           struct device_weight **out, struct baton_error *e)
 {
     const struct cpu_kernels *kernels = ((struct cpu_device *)d)->kernels;
     struct cpu_weight *w = base_try_alloc(1, sizeof *w, e);
@@ -153,13 +154,13 @@ int cpu_weight_bind(struct device *d, const struct baton_tensor *t, unsigned kin
     else
         rc = bind_matrix(w, t, kernels->order, e);
     if (rc)
-        cpu_weight_close(d, &w->base);
+        device_cpu_weight_close(d, &w->base);
     else
         *out = &w->base;
     return rc;
 }
 
-void cpu_weight_close(struct device *d, struct device_weight *base)
+void device_cpu_weight_close(struct device *d, struct device_weight *base)
 {
     struct cpu_weight *w = (struct cpu_weight *)base;
     base_map_free(w->packed, w->bytes);
@@ -168,12 +169,13 @@ void cpu_weight_close(struct device *d, struct device_weight *base)
     free(w);
 }
 
-uint64_t cpu_weight_bytes(const struct device_weight *w)
+uint64_t device_cpu_weight_bytes(const struct device_weight *w)
 {
     return ((const struct cpu_weight *)w)->bytes;
 }
 
-void cpu_weight_row(const struct cpu_weight *w, enum cpu_order order, uint32_t row, float *out)
+void device_cpu_weight_row(const struct cpu_weight *w, enum cpu_order order, uint32_t row,
+                           float *out)
 {
     for (uint32_t k = 0; k < w->cols; k++)
         out[k] = device_bf16_to_f32(w->table ? w->table[(size_t)row * w->cols + k]

@@ -189,13 +189,34 @@ static inline void cpu_finish_rows(const struct cpu_partial *p, uint32_t pairs, 
 }
 
 /* The row kernels of one instruction set. */
-#define CPU_ROWS_DEFINE(isa)                                                              \
-    CPU_COMBINE(cpu_combine_##isa) { cpu_combine_rows(p, q, pairs, dim); }                \
-    CPU_FINISH(cpu_finish_##isa) { cpu_finish_rows(p, pairs, dim, group, out, ldout); }   \
-    CPU_NORM(cpu_norm_##isa) { cpu_norm_row(y, x, w, n, eps, offset); }                   \
-    CPU_ROPE(cpu_rope_##isa) { cpu_rope_row(x, heads, half, cosine, sine); }              \
-    CPU_ADD(cpu_add_##isa) { cpu_add_row(x, y, n); }                                      \
-    CPU_GATE(cpu_gate_##isa) { cpu_gate_row(y, gate, up, n, act); }                       \
-    CPU_NARROW(cpu_narrow_##isa) { cpu_narrow_row(y, x, n); }
+#define CPU_ROWS_DEFINE(isa)                                                                       \
+    CPU_COMBINE(device_cpu_combine_##isa)                                                          \
+    {                                                                                              \
+        cpu_combine_rows(p, q, pairs, dim);                                                        \
+    }                                                                                              \
+    CPU_FINISH(device_cpu_finish_##isa)                                                            \
+    {                                                                                              \
+        cpu_finish_rows(p, pairs, dim, group, out, ldout);                                         \
+    }                                                                                              \
+    CPU_NORM(device_cpu_norm_##isa)                                                                \
+    {                                                                                              \
+        cpu_norm_row(y, x, w, n, eps, offset);                                                     \
+    }                                                                                              \
+    CPU_ROPE(device_cpu_rope_##isa)                                                                \
+    {                                                                                              \
+        cpu_rope_row(x, heads, half, cosine, sine);                                                \
+    }                                                                                              \
+    CPU_ADD(device_cpu_add_##isa)                                                                  \
+    {                                                                                              \
+        cpu_add_row(x, y, n);                                                                      \
+    }                                                                                              \
+    CPU_GATE(device_cpu_gate_##isa)                                                                \
+    {                                                                                              \
+        cpu_gate_row(y, gate, up, n, act);                                                         \
+    }                                                                                              \
+    CPU_NARROW(device_cpu_narrow_##isa)                                                            \
+    {                                                                                              \
+        cpu_narrow_row(y, x, n);                                                                   \
+    }
 
 #endif
