@@ -108,7 +108,7 @@ static int check_span(const struct baton_caps *caps, const struct device_graph *
     if ((uint64_t)s->position + s->n_rows > INT32_MAX)
         return base_fail(e, BATON_ERR_USAGE, "span %u: position %u is out of range", span,
                          s->position);
-    if (!caps->host_kv)
+    if (!caps->host_kv && !s->kv)
         return 0;
     if (!s->kv)
         return base_fail(e, BATON_ERR_USAGE, "span %u has no KV views", span);

@@ -46,6 +46,23 @@ void device_weight_close(struct device *d, struct device_weight *w); /* NULL is 
 /* Bytes that the weight keeps in the device's own order. */
 uint64_t device_weight_bytes(const struct device_weight *w);
 
+/* Devices that keep KV pages in memory of their own (caps.host_kv is false) mirror the engine's
+ * pool: `bytes` at `host` are lent to the device until device_kv_close, which keeps the page at
+ * offset o of them at offset o of its own memory, so that views and block tables speak of both. A
+ * run reads and writes the device's pages; the host's hold what was copied last. Where the caller
+ * asked for layer_done, the rows of the layer have been copied to the host's pages when it is
+ * called. Without effect, 0, on a device with host_kv. One pool at a time. */
+int device_kv_open(struct device *d, void *host, size_t bytes, struct baton_error *e);
+void device_kv_close(struct device *d);
+/* Copy the pages of one layer that hold the positions [first, first+n), K and V, from the device to
+ * the host (read) or back (write); whole pages. Blocks until they are there. */
+int device_kv_read(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
+                   struct baton_error *e);
+int device_kv_write(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
+                    struct baton_error *e);
+/* False for a device that must be opened in the process that computes, not before a fork. */
+bool device_survives_fork(const char *name);
+
 /* A program from its in-process form. `graph` is copied; what it points to outlives the program. */
 int device_program_open(struct device *d, const struct device_graph *graph,
                         struct device_program **out, struct baton_error *e);

@@ -31,7 +31,27 @@ struct device_impl {
                   struct baton_error *e);
     int (*wait)(struct device_program *p, uint64_t id, uint64_t timeout_ns,
                 struct baton_error *e);
+    /* Only without host_kv; NULL else. */
+    int (*kv_open)(struct device *d, void *host, size_t bytes, struct baton_error *e);
+    void (*kv_close)(struct device *d);
+    int (*kv_read)(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
+                   struct baton_error *e);
+    int (*kv_write)(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
+                    struct baton_error *e);
+    bool after_fork; /* opened in the process that computes, never before its fork */
+    bool numbered;   /* "name:N" is card N, handed to open as the argument "card" */
 };
+
+/* A device in a shared object of its own, opened at run time: the object's entry symbol returns
+ * this. Both sides are built from one tree; version and sizes keep a stale object out. */
+#define DEVICE_LIBRARY_VERSION 1u
+#define DEVICE_LIBRARY_SYMBOL "baton_device_library"
+struct device_library {
+    uint32_t version, struct_size, impl_size;
+    const struct device_impl *impl;
+    void (*probe_card)(unsigned card, struct baton_caps *caps, char why[128]);
+};
+const struct device_library *baton_device_library(void);
 
 /* First members of every device, weight, program and run: the dispatcher finds the device there. */
 struct device {
@@ -67,6 +87,7 @@ int device_arg_check(const char *name, const struct device_arg *args, unsigned n
 
 extern const struct device_impl device_cpu_ref; /* cpu/scalar.c */
 extern const struct device_impl device_cpu;     /* cpu/init.c */
+extern const struct device_impl device_cuda;    /* cuda/load.c */
 
 /* bf16 is the upper half of a float32; conversion rounds to nearest even, NaN stays NaN. */
 static inline float device_bf16_to_f32(uint16_t h)

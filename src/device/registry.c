@@ -15,6 +15,7 @@
 static const struct device_impl *const impls[] = {
     &device_cpu,
     &device_cpu_ref,
+    &device_cuda,
     NULL,
 };
 
@@ -84,23 +85,51 @@ static int parse_args(const char *rest, const char *name, struct device_arg *arg
     return 0;
 }
 
+/* The device that the n bytes of a name mean; a number behind it goes to *card as text. */
+static const struct device_impl *find_impl(const char *name, size_t n, struct device_arg *card)
+{
+    for (unsigned i = 0; impls[i]; i++) {
+        size_t known = strlen(impls[i]->name);
+        if (n < known || memcmp(impls[i]->name, name, known))
+            continue;
+        if (n == known)
+            return impls[i];
+        size_t digits = strspn(name + known + 1, "0123456789");
+        if (impls[i]->numbered && name[known] == ':' && digits > 0 && digits < 4 &&
+            known + 1 + digits == n) {
+            snprintf(card->key, sizeof card->key, "card");
+            snprintf(card->value, sizeof card->value, "%.*s", (int)digits, name + known + 1);
+            return impls[i];
+        }
+    }
+    return NULL;
+}
+
+bool device_survives_fork(const char *name)
+{
+    struct device_arg card;
+    const struct device_impl *impl = find_impl(name, strcspn(name, ","), &card);
+    return !impl || !impl->after_fork;
+}
+
 int device_open(const char *name, struct device **out, struct baton_error *e)
 {
-    struct device_arg args[MAX_ARGS];
-    const struct device_impl *impl = NULL;
+    struct device_arg args[MAX_ARGS + 1], card = {"", ""};
     struct baton_caps caps;
     char why[128] = "";
     unsigned n_args;
     size_t n = strcspn(name, ",");
+    const struct device_impl *impl = find_impl(name, n, &card);
 
-    for (unsigned i = 0; impls[i] && !impl; i++)
-        if (strlen(impls[i]->name) == n && !memcmp(impls[i]->name, name, n))
-            impl = impls[i];
     if (!impl)
         return unknown_name(name, n, e);
     int rc = parse_args(name + n, impl->name, args, &n_args, e);
     if (rc)
         return rc;
+    if (card.key[0])
+        args[n_args++] = card;
+    if (impl->numbered) /* which card is not known here: open tells why it is absent */
+        return impl->open(args, n_args, out, e);
     memset(&caps, 0, sizeof caps);
     impl->probe(&caps, why);
     if (why[0])
@@ -189,6 +218,29 @@ int device_submit(struct device_program *p, const struct baton_batch *b, uint64_
 int device_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns, struct baton_error *e)
 {
     return p->device->impl->wait(p, id, timeout_ns, e);
+}
+
+int device_kv_open(struct device *d, void *host, size_t bytes, struct baton_error *e)
+{
+    return d->impl->kv_open ? d->impl->kv_open(d, host, bytes, e) : 0;
+}
+
+void device_kv_close(struct device *d)
+{
+    if (d->impl->kv_close)
+        d->impl->kv_close(d);
+}
+
+int device_kv_read(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
+                   struct baton_error *e)
+{
+    return d->impl->kv_read ? d->impl->kv_read(d, v, first, n, e) : 0;
+}
+
+int device_kv_write(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
+                    struct baton_error *e)
+{
+    return d->impl->kv_write ? d->impl->kv_write(d, v, first, n, e) : 0;
 }
 
 /* ---- runs --------------------------------------------------------------------------------- */
