@@ -3,7 +3,8 @@
  *
  * Three objects. A *model* is a checkpoint, opened once and immutable; it may be opened before a
  * fork and then serves both processes from one copy. An *engine* runs it on one device in one role;
- * it owns threads, lanes and the KV pool. A *request* is one timeline of tokens that its owner pulls.
+ * it owns threads, lanes and the KV pool. A *request* is one timeline of tokens that its owner
+ * pulls.
  *
  *     baton_model_open(&mo, &model, &e);
  *     baton_engine_open(model, &eo, &engine, &e);           // role BATON_BOTH: native
@@ -11,9 +12,9 @@
  *     while (baton_next(request, &token, -1, &e) == 1) use(token.id);
  *     baton_request_close(request); baton_engine_close(engine); baton_model_close(model);
  *
- * Two roles in two processes: connect them by a stream socket, open one engine as BATON_PRODUCER and
- * one as BATON_CONSUMER with `peer_fd`, and submit the same request (same `request_id`, same ids) to
- * both. The producer's request yields no tokens: baton_next returns 0 when the consumer has
+ * Two roles in two processes: connect them by a stream socket, open one engine as BATON_PRODUCER
+ * and one as BATON_CONSUMER with `peer_fd`, and submit the same request (same `request_id`, same
+ * ids) to both. The producer's request yields no tokens: baton_next returns 0 when the consumer has
  * acknowledged the cache. Sampling happens at the consumer alone.
  *
  * Every options struct starts with struct_size = sizeof it and is otherwise zero by default.
@@ -54,7 +55,7 @@ struct baton_model_options {
 };
 int baton_model_open(const struct baton_model_options *o, struct baton_model **out,
                      struct baton_error *e);
-/* Closes what was opened in this process; engines that use it must be closed before. NULL is fine. */
+/* Closes what was opened in this process; engines that use it are closed before. NULL is fine. */
 void baton_model_close(struct baton_model *m);
 /* Bring the weights into the order of a device (as named on the command line) now, so that engines
  * opened later, after a fork too, share the one copy. Starts no thread that outlives the call. */
@@ -116,10 +117,10 @@ struct baton_request_options {
     size_t struct_size;
     const int32_t *ids; /* [n_ids] the prompt; copied */
     size_t n_ids;
-    uint64_t request_id; /* pairs the two roles; 0 is a valid id */
+    uint64_t request_id;  /* pairs the two roles; 0 is a valid id */
     enum baton_mode mode; /* producer: WHOLE or STREAM. Elsewhere ignored */
-    uint32_t max_tokens; /* 0 = until the context is full */
-    uint32_t min_tokens; /* end tokens are not chosen before */
+    uint32_t max_tokens;  /* 0 = until the context is full */
+    uint32_t min_tokens;  /* end tokens are not chosen before */
     bool ignore_eos;
     float temperature; /* 0 = greedy */
     uint32_t top_k;    /* 0 = off */
@@ -148,8 +149,8 @@ struct baton_token {
  * the engine's ctx together (at a producer: the prompt alone). */
 int baton_submit(struct baton_engine *en, const struct baton_request_options *o,
                  struct baton_request **out, struct baton_error *e);
-/* Pull the next token: 1 = *out is one, 0 = the request is over (see baton_stats.finish), negative =
- * it failed. Waits at most timeout_ns (negative: for ever); BATON_ERR_TIMEOUT changes nothing. */
+/* Pull the next token: 1 = *out is one, 0 = the request is over (see baton_stats.finish),
+ * negative = it failed. Waits at most timeout_ns (negative: for ever); BATON_ERR_TIMEOUT changes nothing. */
 int baton_next(struct baton_request *r, struct baton_token *out, int64_t timeout_ns,
                struct baton_error *e);
 /* Ask it to stop, here and at the peer, within one step; any thread, async-signal-safe. */
@@ -163,14 +164,14 @@ struct baton_stats {
     size_t struct_size;
     enum baton_finish finish;
     uint32_t prompt_tokens, output_tokens;
-    uint64_t prefill_ns;     /* compute of the prefill (as the producer reports it in COMMIT) */
-    uint64_t transfer_ns;    /* first LAYER sent to last byte landed */
-    uint64_t exposed_ns;     /* last byte landed minus end of the last prefill compute */
-    uint64_t import_ns;      /* conversion into pages, after the last byte */
-    uint64_t verify_ns;      /* digests and position proofs, after the last byte */
-    uint64_t ttft_ns;        /* accepted to first token that could be sent */
-    uint64_t first_step_ns;  /* token 1 to token 2 */
-    uint64_t decode_ns;      /* token 1 to the last */
+    uint64_t prefill_ns;    /* compute of the prefill (as the producer reports it in COMMIT) */
+    uint64_t transfer_ns;   /* first LAYER sent to last byte landed */
+    uint64_t exposed_ns;    /* last byte landed minus end of the last prefill compute */
+    uint64_t import_ns;     /* conversion into pages, after the last byte */
+    uint64_t verify_ns;     /* digests and position proofs, after the last byte */
+    uint64_t ttft_ns;       /* accepted to first token that could be sent */
+    uint64_t first_step_ns; /* token 1 to token 2 */
+    uint64_t decode_ns;     /* token 1 to the last */
     uint64_t itl_p50_ns, itl_p99_ns;
     uint32_t layers, slots, pieces; /* of the handoff; 0 where native */
     uint64_t bytes;

@@ -254,8 +254,10 @@ void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
     }
     const struct handoff_commit *c = &s->result.commit;
     if (!s->committed || c->argmax < 0 || (uint32_t)c->argmax >= en->vocab) {
-        base_fail(&e, BATON_ERR_PEER, "the producer's COMMIT is missing, has no row of %u logits or "
-                  "an argmax out of range", en->vocab);
+        base_fail(&e, BATON_ERR_PEER,
+                  "the producer's COMMIT is missing, or has no row of %u logits, or "
+                  "an argmax out of range",
+                  en->vocab);
         engine_session_over(en, s, BATON_FAILED, &e);
         return;
     }

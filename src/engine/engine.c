@@ -68,8 +68,8 @@ static int set_role(struct baton_engine *en, const struct baton_engine_options *
         return base_fail(e, BATON_ERR_USAGE, "%u lanes asked for, at most %u are possible",
                          o->lanes, ENGINE_MAX_LANES);
     if (o->ctx > c->max_positions)
-        return base_fail(e, BATON_ERR_USAGE, "a context of %u asked for, the model has %u positions",
-                         o->ctx, c->max_positions);
+        return base_fail(e, BATON_ERR_USAGE, "a context of %u asked for, the model has %u", o->ctx,
+                         c->max_positions);
     if (o->role != BATON_BOTH && !o->link && fcntl(o->peer_fd, F_GETFD) < 0)
         return base_fail(e, BATON_ERR_USAGE, "peer_fd %d is not an open descriptor", o->peer_fd);
     en->role = o->role;

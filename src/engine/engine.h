@@ -25,8 +25,7 @@ struct model_chat;
 const struct model *engine_model(const struct baton_model *m);
 int engine_tokenizer(const struct baton_model *m, const struct model_tokenizer **out,
                      struct baton_error *e);
-int engine_chat(const struct baton_model *m, const struct model_chat **out,
-                struct baton_error *e);
+int engine_chat(const struct baton_model *m, const struct model_chat **out, struct baton_error *e);
 
 /* Blocks in use in the engine's pool: 0 when no request is open. Any thread. */
 uint32_t engine_blocks_used(const struct baton_engine *en);

@@ -107,10 +107,10 @@ struct baton_request {
     pthread_cond_t cond;
     struct engine_token *tokens; /* all that were generated; [taken, n) wait for the caller */
     uint32_t n, cap, taken;
-    uint32_t n_rows;             /* rows of logits among those that wait */
-    float *current;              /* the row that the caller looks at */
+    uint32_t n_rows; /* rows of logits among those that wait */
+    float *current;  /* the row that the caller looks at */
     bool over;
-    struct baton_error error;    /* code 0 = ended well */
+    struct baton_error error; /* code 0 = ended well */
     struct baton_stats stats;
 };
 
@@ -171,7 +171,7 @@ struct engine_session {
     struct baton_stats stats;
     struct baton_error why; /* CLOSING: what to report; code 0 = cancelled here */
     /* producer */
-    uint32_t *sent;       /* [n_layers] position up to which the layer was given to the I/O thread */
+    uint32_t *sent;       /* [n_layers] the I/O thread was given the positions below */
     atomic_bool reserved; /* set by the I/O thread: the peer's pages are there */
     bool commit_sent;
     /* producer: the last row, read by the I/O thread until ENDED. consumer: written by it between
@@ -185,9 +185,9 @@ struct engine_session {
 int engine_submit(struct baton_engine *en, const struct baton_request_options *o,
                   struct baton_request **out, struct baton_error *e);
 void engine_session_free(struct engine_session *s); /* no pages, no lane; NULL is fine */
-/* Take pages for a session whose sequence will reach n_tokens positions; BATON_ERR_BUSY: not now. */
-int engine_session_take_pages(struct baton_engine *en, struct engine_session *s,
-                              uint32_t n_tokens, struct baton_error *e);
+/* Take pages for a sequence that will reach n_tokens positions; BATON_ERR_BUSY: not now. */
+int engine_session_take_pages(struct baton_engine *en, struct engine_session *s, uint32_t n_tokens,
+                              struct baton_error *e);
 void engine_session_drop_pages(struct baton_engine *en, struct engine_session *s);
 /* The lowest free lane; false where there is none. */
 bool engine_session_take_lane(struct baton_engine *en, struct engine_session *s);
@@ -261,10 +261,8 @@ struct engine_io {
     struct baton_error why;
 };
 
-/* The connection over fd, which is its own on success. */
-/* Over `fd`, or over `link` where that is not NULL. */
-int engine_io_open(struct baton_engine *en, int fd, struct baton_link *link,
-                   struct baton_error *e);
+/* The connection, over `fd`, which is its own on success, or over `link` where that is not NULL. */
+int engine_io_open(struct baton_engine *en, int fd, struct baton_link *link, struct baton_error *e);
 void engine_io_close(struct baton_engine *en); /* after its thread ended; half-built is fine */
 void *engine_io_thread(void *engine);
 
@@ -298,8 +296,8 @@ struct baton_engine {
     struct engine_offer *offers;
     uint32_t n_blocks, n_seqs; /* committed */
     uint64_t serial;
-    float *logits; /* [lanes, vocab] */
-    bool chunk_last; /* the last turn was a prefill chunk: decode goes first */
+    float *logits;                       /* [lanes, vocab] */
+    bool chunk_last;                     /* the last turn was a prefill chunk: decode goes first */
     uint64_t cancelled[ENGINE_MAX_OPEN]; /* consumer: ids given up before their offer came */
     uint32_t n_cancelled;
     bool dead; /* the connection; `dead_why` says why */

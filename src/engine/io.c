@@ -62,8 +62,8 @@ static bool room_for(const struct engine_io *io, uint32_t n_ids)
 
 static struct engine_offer *copy_offer(const struct handoff_offer *o)
 {
-    struct engine_offer *mine =
-        base_try_alloc(1, sizeof *mine + (size_t)o->n_ids * sizeof *o->ids, NULL);
+    struct engine_offer *mine = base_try_alloc(1, sizeof *mine + (size_t)o->n_ids * sizeof *o->ids,
+                                               NULL);
     if (!mine)
         return NULL;
     mine->id = o->request;
@@ -262,8 +262,7 @@ static void flush(struct baton_engine *en)
     }
 }
 
-int engine_io_open(struct baton_engine *en, int fd, struct baton_link *link,
-                   struct baton_error *e)
+int engine_io_open(struct baton_engine *en, int fd, struct baton_link *link, struct baton_error *e)
 {
     const struct handoff_options o = {.producer = en->role == BATON_PRODUCER};
     const struct handoff_callbacks cb = {

@@ -85,8 +85,7 @@ int engine_tokenizer(const struct baton_model *cm, const struct model_tokenizer 
     return rc;
 }
 
-int engine_chat(const struct baton_model *cm, const struct model_chat **out,
-                struct baton_error *e)
+int engine_chat(const struct baton_model *cm, const struct model_chat **out, struct baton_error *e)
 {
     struct baton_model *m = (struct baton_model *)cm;
     int rc = 0;

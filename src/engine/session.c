@@ -45,7 +45,7 @@ static int check(const struct baton_engine *en, const struct baton_request_optio
         return base_fail(e, BATON_ERR_USAGE, "a producer's mode is whole or stream, not %d",
                          (int)o->mode);
     if (en->role == BATON_PRODUCER && o->kv_save)
-        return base_fail(e, BATON_ERR_USAGE, "a producer does not save its cache: the consumer does");
+        return base_fail(e, BATON_ERR_USAGE, "a producer does not save: the consumer does");
     int rc = check_room(en, o, e);
     if (rc == 0)
         rc = check_ids(o->ids, o->n_ids, en->vocab, "prompt", e);
@@ -61,8 +61,7 @@ static int admit(struct baton_engine *en, uint64_t id, struct baton_error *e)
         rc = base_fail(e, BATON_ERR_BUSY, "%u requests wait already", ENGINE_MAX_WAITING);
     for (uint32_t i = 0; rc == 0 && en->role != BATON_BOTH && i < en->n_open; i++)
         if (en->open_ids[i] == id)
-            rc = base_fail(e, BATON_ERR_USAGE, "request id %llu is in use",
-                           (unsigned long long)id);
+            rc = base_fail(e, BATON_ERR_USAGE, "request id %llu is in use", (unsigned long long)id);
     if (rc == 0)
         en->open_ids[en->n_open++] = id;
     pthread_mutex_unlock(&en->admit);
@@ -163,8 +162,8 @@ void engine_count_pages(struct baton_engine *en)
 }
 
 /* The whole need is committed at once, so that a running request never finds the pool empty. */
-int engine_session_take_pages(struct baton_engine *en, struct engine_session *s,
-                              uint32_t n_tokens, struct baton_error *e)
+int engine_session_take_pages(struct baton_engine *en, struct engine_session *s, uint32_t n_tokens,
+                              struct baton_error *e)
 {
     uint32_t blocks = (n_tokens + KV_BLOCK - 1) / KV_BLOCK;
     if (en->n_seqs == en->max_seqs || en->n_blocks + blocks > en->max_blocks)
@@ -296,8 +295,7 @@ static void emit(struct baton_engine *en, struct engine_session *s, struct engin
     if (a->n_force)
         t->id = a->force[s->n_out];
     s->context[a->n_ids + s->n_out++] = t->id;
-    bool end = !a->n_force && !a->ignore_eos &&
-               is_end(model_config_of(en->model->model), t->id);
+    bool end = !a->n_force && !a->ignore_eos && is_end(model_config_of(en->model->model), t->id);
     t->time_ns = base_now_ns();
     int rc = engine_request_push(s->request, t, row, a->want_logits ? en->vocab : 0, &s->stats, &e);
     if (rc)
@@ -354,9 +352,8 @@ void engine_session_note_positions(const struct baton_engine *en, struct engine_
 void engine_session_begin(struct baton_engine *en, struct engine_session *s, const float *row)
 {
     struct baton_error e = {0};
-    struct engine_token t = {.id = s->commit.argmax,
-                             .argmax = s->commit.argmax,
-                             .margin = s->commit.margin};
+    struct engine_token t = {
+        .id = s->commit.argmax, .argmax = s->commit.argmax, .margin = s->commit.margin};
     int rc = 0;
     s->state = ENGINE_DECODE;
     engine_session_note_positions(en, s);

@@ -138,8 +138,9 @@ static inline void rig_equal(const struct rig_run *a, const struct rig_run *b, u
             fail_msg("%s: token %u is %d, %d was due", what, i, a->ids[i], b->ids[i]);
         if (memcmp(&a->margins[i], &b->margins[i], sizeof a->margins[i]))
             fail_msg("%s: margin %u is %g, %g was due", what, i, a->margins[i], b->margins[i]);
-        if (a->rows && b->rows && memcmp(a->rows + (size_t)i * vocab, b->rows + (size_t)i * vocab,
-                                         vocab * sizeof *a->rows))
+        if (a->rows && b->rows &&
+            memcmp(a->rows + (size_t)i * vocab, b->rows + (size_t)i * vocab,
+                   vocab * sizeof *a->rows))
             fail_msg("%s: logit bits of token %u differ", what, i);
     }
 }

@@ -7,10 +7,13 @@
 static void prepare(struct baton_request_options *o, int32_t *ids, uint32_t vocab, uint64_t *seed)
 {
     rig_prompt(seed, vocab, ids, N_IDS);
-    *o = (struct baton_request_options){
-        .struct_size = sizeof *o, .ids = ids, .n_ids = N_IDS, .max_tokens = 30, .ignore_eos = true,
-        .mode = test_range(seed, 0, 1) ? BATON_STREAM : BATON_WHOLE,
-        .request_id = test_random(seed)};
+    *o = (struct baton_request_options){.struct_size = sizeof *o,
+                                        .ids = ids,
+                                        .n_ids = N_IDS,
+                                        .max_tokens = 30,
+                                        .ignore_eos = true,
+                                        .mode = test_range(seed, 0, 1) ? BATON_STREAM : BATON_WHOLE,
+                                        .request_id = test_random(seed)};
 }
 
 static int drain(struct baton_request *r, uint32_t *n, struct baton_error *e)
@@ -199,11 +202,14 @@ static void peer_closes(bool producer_ends, uint64_t most_ns, uint64_t *seed)
         assert_true(rc == 0 || rc == BATON_ERR_CANCELLED);
     }
     /* Later submits are told at once. */
-    struct baton_request *late = rig_submit(producer_ends ? p.consumer : p.producer,
-                                            &(struct baton_request_options){
-                                                .struct_size = sizeof *o, .ids = ids[0], .n_ids = 5,
-                                                .max_tokens = 2, .mode = BATON_WHOLE,
-                                                .request_id = 1});
+    struct baton_request *late = rig_submit(
+        producer_ends ? p.consumer : p.producer,
+        &(struct baton_request_options){.struct_size = sizeof *o,
+                                        .ids = ids[0],
+                                        .n_ids = 5,
+                                        .max_tokens = 2,
+                                        .mode = BATON_WHOLE,
+                                        .request_id = 1});
     assert_int_equal(drain(late, &n, &e), BATON_ERR_PEER);
     assert_non_null(strstr(e.text, producer_ends ? "producer" : "consumer"));
     baton_request_close(late);
@@ -241,8 +247,8 @@ static void test_garbage_peer(void **state)
         struct baton_error e;
         uint32_t n;
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-        struct baton_engine *en =
-            rig_engine(m, (enum baton_role)role, rig_device(), 1, 128, 0, fds[0]);
+        struct baton_engine *en = rig_engine(m, (enum baton_role)role, rig_device(), 1, 128, 0,
+                                             fds[0]);
         prepare(&o, ids, baton_model_vocab(m), &seed);
         struct baton_request *r = rig_submit(en, &o);
         for (size_t i = 0; i < sizeof junk; i++)

@@ -77,8 +77,8 @@ static void one_round(struct baton_model *m, const char *device, uint32_t lanes,
         .want_logits = true,
     };
     rig_alone(m, device, CTX, 0, &o, &alone);
-    struct baton_engine *en =
-        rig_engine(m, BATON_BOTH, device, lanes, CTX, test_range(seed, 1, 64), -1);
+    struct baton_engine *en = rig_engine(m, BATON_BOTH, device, lanes, CTX, test_range(seed, 1, 64),
+                                         -1);
     uint32_t count = lanes + 2;
     for (uint32_t i = test_range(seed, 0, 3); i > 0; i--)
         stir(en, vocab, n, count, seed);
@@ -132,9 +132,12 @@ static void test_every_lane(void **state)
     struct baton_request *r[8];
     struct baton_error e;
     rig_prompt(&seed, vocab, ids, 40);
-    const struct baton_request_options o = {
-        .struct_size = sizeof o, .ids = ids, .n_ids = 40, .max_tokens = 8, .ignore_eos = true,
-        .want_logits = true};
+    const struct baton_request_options o = {.struct_size = sizeof o,
+                                            .ids = ids,
+                                            .n_ids = 40,
+                                            .max_tokens = 8,
+                                            .ignore_eos = true,
+                                            .want_logits = true};
     rig_alone(m, rig_device(), 64, 0, &o, &alone);
     struct baton_engine *en = rig_engine(m, BATON_BOTH, rig_device(), 8, 64, 0, -1);
     for (int i = 0; i < 8; i++)

@@ -427,10 +427,10 @@ static void test_timeout_and_pause(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_requests),    cmocka_unit_test(test_bad_engines),
-        cmocka_unit_test(test_queue_full),      cmocka_unit_test(test_force_min_stop),
+        cmocka_unit_test(test_bad_requests),     cmocka_unit_test(test_bad_engines),
+        cmocka_unit_test(test_queue_full),       cmocka_unit_test(test_force_min_stop),
         cmocka_unit_test(test_sampling_repeats), cmocka_unit_test(test_timeout_and_pause),
-        cmocka_unit_test(test_goldens_ref),     cmocka_unit_test(test_goldens_fast),
+        cmocka_unit_test(test_goldens_ref),      cmocka_unit_test(test_goldens_fast),
     };
     return cmocka_run_group_tests_name("engine: native", tests, NULL, NULL);
 }

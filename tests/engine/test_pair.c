@@ -178,10 +178,13 @@ static void test_opposite_orders(void **state)
         for (int i = 0; i < N; i++) {
             uint32_t n = test_range(&seed, 1, 60);
             rig_prompt(&seed, p.vocab, ids[i], n);
-            o[i] = (struct baton_request_options){
-                .struct_size = sizeof o[i], .ids = ids[i], .n_ids = n, .max_tokens = 4,
-                .ignore_eos = true, .request_id = (uint64_t)i,
-                .mode = i % 2 ? BATON_STREAM : BATON_WHOLE};
+            o[i] = (struct baton_request_options){.struct_size = sizeof o[i],
+                                                  .ids = ids[i],
+                                                  .n_ids = n,
+                                                  .max_tokens = 4,
+                                                  .ignore_eos = true,
+                                                  .request_id = (uint64_t)i,
+                                                  .mode = i % 2 ? BATON_STREAM : BATON_WHOLE};
             rig_alone(m, rig_device(), 64, 0, &o[i], &native[i]);
         }
         for (int i = 0; i < N; i++)
@@ -211,8 +214,12 @@ static void test_refusals(void **state)
     struct baton_error e;
     struct baton_token t;
     const int32_t ids[] = {1, 2, 3, 4}, others[] = {1, 2, 9, 4};
-    struct baton_request_options o = {.struct_size = sizeof o, .ids = ids, .n_ids = 4,
-                                      .max_tokens = 2, .mode = BATON_WHOLE, .request_id = 77};
+    struct baton_request_options o = {.struct_size = sizeof o,
+                                      .ids = ids,
+                                      .n_ids = 4,
+                                      .max_tokens = 2,
+                                      .mode = BATON_WHOLE,
+                                      .request_id = 77};
     struct baton_request_options c = o;
     rig_pair_open(&p, m, rig_device(), 1, 64, 0);
     for (int i = 0; i < 2; i++) {
@@ -264,8 +271,12 @@ static void test_saved_equal(void **state)
     struct rig_pair p;
     struct baton_error e;
     rig_prompt(&seed, baton_model_vocab(m), ids, n);
-    struct baton_request_options o = {.struct_size = sizeof o, .ids = ids, .n_ids = n,
-                                      .max_tokens = 1, .mode = BATON_STREAM, .ignore_eos = true};
+    struct baton_request_options o = {.struct_size = sizeof o,
+                                      .ids = ids,
+                                      .n_ids = n,
+                                      .max_tokens = 1,
+                                      .mode = BATON_STREAM,
+                                      .ignore_eos = true};
     for (int i = 0; i < 2; i++)
         snprintf(paths[i], sizeof paths[i], "/tmp/baton-test-pair-%d-%d", (int)getpid(), i);
     o.kv_save = paths[0];
@@ -307,8 +318,12 @@ static void test_fork(void **state)
     int32_t ids[70];
     struct rig_run native, run;
     rig_prompt(&seed, baton_model_vocab(m), ids, 70);
-    struct baton_request_options o = {.struct_size = sizeof o, .ids = ids, .n_ids = 70,
-                                      .max_tokens = 4, .mode = BATON_STREAM, .ignore_eos = true,
+    struct baton_request_options o = {.struct_size = sizeof o,
+                                      .ids = ids,
+                                      .n_ids = 70,
+                                      .max_tokens = 4,
+                                      .mode = BATON_STREAM,
+                                      .ignore_eos = true,
                                       .want_logits = true};
     int fds[2], status;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
@@ -342,9 +357,9 @@ static void test_fork(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fork),       cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_sampling),   cmocka_unit_test(test_opposite_orders),
-        cmocka_unit_test(test_saved_equal), cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_fork),         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_sampling),     cmocka_unit_test(test_opposite_orders),
+        cmocka_unit_test(test_saved_equal),  cmocka_unit_test(test_edges),
         cmocka_unit_test(test_equal_native),
     };
     return cmocka_run_group_tests_name("engine: pair", tests, NULL, NULL);
