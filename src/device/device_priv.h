@@ -46,12 +46,20 @@ struct device_impl {
  * this. Both sides are built from one tree; version and sizes keep a stale object out. */
 #define DEVICE_LIBRARY_VERSION 1u
 #define DEVICE_LIBRARY_SYMBOL "baton_device_library"
+/* What a card can do at most, measured; for benchmarks. */
+struct device_ceilings {
+    double copy_bytes_s; /* device memory, read plus written */
+    double matrix_flops_s, to_device_bytes_s, to_host_bytes_s;
+};
 struct device_library {
     uint32_t version, struct_size, impl_size;
     const struct device_impl *impl;
     void (*probe_card)(unsigned card, struct baton_caps *caps, char why[128]);
+    int (*ceilings)(unsigned card, struct device_ceilings *out, struct baton_error *e);
 };
 const struct device_library *baton_device_library(void);
+/* The cuda library, or NULL and why. It stays open. */
+const struct device_library *device_cuda_library(char why[128]);
 
 /* First members of every device, weight, program and run: the dispatcher finds the device there. */
 struct device {

@@ -263,5 +263,9 @@ void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
     }
     s->commit = *c;
     note_result(en, s);
+    if (engine_session_deliver(en, s, &e)) {
+        engine_session_over(en, s, BATON_FAILED, &e);
+        return;
+    }
     s->state = ENGINE_IMPORTED;
 }

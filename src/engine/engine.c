@@ -115,6 +115,9 @@ static int open_pool(struct baton_engine *en, struct baton_error *e)
     en->max_blocks = en->lanes * ((en->ctx + KV_BLOCK - 1) / KV_BLOCK);
     engine_geometry(model_config_of(en->model->model), caps->kv_dtype, &en->geometry);
     int rc = kv_pool_open(&en->pool, &en->geometry, (uint32_t)positions, en->max_seqs, chunk, e);
+    if (rc == 0)
+        rc = device_kv_open(en->binding->device, kv_pool_memory(en->pool),
+                            (size_t)kv_pool_bytes(en->pool), e);
     if (rc == 0 && !(en->logits = base_try_alloc((size_t)en->lanes * en->vocab, sizeof(float), e)))
         rc = BATON_ERR_NOMEM;
     return rc;
@@ -230,6 +233,8 @@ void engine_close(struct baton_engine *en)
     }
     engine_io_close(en);
     device_program_close(en->program);
+    if (en->pool)
+        device_kv_close(en->binding->device);
     kv_pool_close(en->pool);
     free(en->logits);
     model_sampler_close(en->sampler);

@@ -189,6 +189,12 @@ void engine_session_free(struct engine_session *s); /* no pages, no lane; NULL i
 int engine_session_take_pages(struct baton_engine *en, struct engine_session *s, uint32_t n_tokens,
                               struct baton_error *e);
 void engine_session_drop_pages(struct baton_engine *en, struct engine_session *s);
+/* Where the device keeps pages of its own: bring what a layer retains of the sequence to the host's
+ * pages, or of all layers from there to the device. Nothing to do elsewhere. */
+int engine_session_fetch(struct baton_engine *en, struct engine_session *s, uint32_t layer,
+                         struct baton_error *e);
+int engine_session_deliver(struct baton_engine *en, struct engine_session *s,
+                           struct baton_error *e);
 /* The lowest free lane; false where there is none. */
 bool engine_session_take_lane(struct baton_engine *en, struct engine_session *s);
 void engine_session_drop_lane(struct baton_engine *en, struct engine_session *s);

@@ -174,6 +174,8 @@ static int binding_open(struct baton_model *m, const char *device, struct engine
 int engine_model_prepare(struct baton_model *m, const char *device, struct baton_error *e)
 {
     struct engine_binding *b;
+    if (!device_survives_fork(device ? device : "cpu"))
+        return 0; /* bound where its engine opens */
     int rc = binding_open(m, device ? device : "cpu", &b, e);
     if (rc)
         return rc;

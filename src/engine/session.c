@@ -188,6 +188,25 @@ void engine_session_drop_pages(struct baton_engine *en, struct engine_session *s
     engine_count_pages(en);
 }
 
+int engine_session_fetch(struct baton_engine *en, struct engine_session *s, uint32_t layer,
+                         struct baton_error *e)
+{
+    uint32_t n = kv_seq_length(s->seq);
+    uint32_t first = kv_retained_first(&en->geometry, layer, n);
+    return device_kv_read(en->binding->device, &kv_seq_views(s->seq)[layer], first, n - first, e);
+}
+
+int engine_session_deliver(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
+{
+    uint32_t n = kv_seq_length(s->seq);
+    int rc = 0;
+    for (uint32_t l = 0; rc == 0 && l < en->geometry.n_layers; l++) {
+        uint32_t first = kv_retained_first(&en->geometry, l, n);
+        rc = device_kv_write(en->binding->device, &kv_seq_views(s->seq)[l], first, n - first, e);
+    }
+    return rc;
+}
+
 bool engine_session_take_lane(struct baton_engine *en, struct engine_session *s)
 {
     for (uint32_t i = 0; i < en->lanes; i++)
@@ -358,7 +377,9 @@ void engine_session_begin(struct baton_engine *en, struct engine_session *s, con
     s->state = ENGINE_DECODE;
     engine_session_note_positions(en, s);
     engine_count_pages(en);
-    if (s->request->ask.kv_save)
+    for (uint32_t l = 0; rc == 0 && s->request->ask.kv_save && l < en->geometry.n_layers; l++)
+        rc = engine_session_fetch(en, s, l, &e);
+    if (rc == 0 && s->request->ask.kv_save)
         rc = save(en, s, &e);
     if (rc)
         engine_session_fail(en, s, &e);

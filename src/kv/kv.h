@@ -43,6 +43,8 @@ int kv_pool_open(struct kv_pool **out, const struct kv_geometry *g, uint32_t n_t
 void kv_pool_close(struct kv_pool *p); /* NULL is fine; logs an error when blocks are still out */
 const struct kv_geometry *kv_pool_geometry(const struct kv_pool *p);
 uint64_t kv_pool_bytes(const struct kv_pool *p);
+/* Where the pages of both groups lie: kv_pool_bytes() from here. */
+void *kv_pool_memory(const struct kv_pool *p);
 /* Blocks in use, both groups: 0 when no sequence is open. */
 uint32_t kv_pool_used(const struct kv_pool *p);
 uint32_t kv_pool_capacity(const struct kv_pool *p);

@@ -190,6 +190,11 @@ uint64_t kv_pool_bytes(const struct kv_pool *p)
     return p->memory_bytes;
 }
 
+void *kv_pool_memory(const struct kv_pool *p)
+{
+    return p->memory;
+}
+
 uint32_t kv_pool_used(const struct kv_pool *p)
 {
     uint32_t used = 0;

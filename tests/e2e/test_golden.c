@@ -13,6 +13,7 @@ struct limits {
 static const struct limits all_limits[] = {
     {"cpu:ref", 3e-5, 3e-5, 6e-5, 0.001},
     {"cpu", 5e-2, 1e-2, 1.5e-2, 0.4},
+    {"cuda", 5e-2, 1e-2, 1.5e-2, 0.4},
 };
 
 /* Relative errors of one device's cases, for the median. */
@@ -227,9 +228,26 @@ static void test_cpu(void **state)
     check_device(&all_limits[1]);
 }
 
-int main(void)
+static void test_cuda(void **state)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cpu_ref), cmocka_unit_test(test_cpu)};
+    struct baton_error e = {0};
+    struct device *d = NULL;
+    (void)state;
+    if (device_open("cuda", &d, &e)) {
+        print_message("skipped: %s\n", e.text);
+        skip();
+    }
+    device_close(d);
+    check_device(&all_limits[2]);
+}
+
+/* An argument chooses among the tests, as in "test_cuda". */
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cpu_ref), cmocka_unit_test(test_cpu),
+                                       cmocka_unit_test(test_cuda)};
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     int rc = cmocka_run_group_tests_name("e2e golden", tests, NULL, NULL);
     e2e_temp_remove();
     return rc;

@@ -199,6 +199,9 @@ int cuda_matmul(struct cuda_matmul *mm, cudaStream_t stream, void *y, uint32_t l
                 bool add, const cuda_bf16 *x, uint32_t ldx, const cuda_bf16 *w, uint32_t rows,
                 uint32_t m, uint32_t k, struct baton_error *e);
 
+/* ceilings.c */
+int cuda_ceilings(unsigned card, struct device_ceilings *out, struct baton_error *e);
+
 /* ---- programs ----------------------------------------------------------------------------- */
 
 /* One decode step as a graph, for a number of rows and bounds of its splits. */
@@ -249,6 +252,13 @@ void cuda_program_close(struct device_program *p);
 int cuda_submit(struct device_program *p, const struct baton_batch *b, uint64_t *id,
                 struct baton_error *e);
 int cuda_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns, struct baton_error *e);
+
+/* profile.c: where the time of a run goes, by events before every step, told on stderr where
+ * $BATON_CUDA_PROFILE is set; such a run uses no graph. */
+struct cuda_profile;
+struct cuda_profile *cuda_profile_open(const struct cuda_run *r); /* NULL: not asked for */
+void cuda_profile_step(struct cuda_profile *p, const struct cuda_run *r, uint32_t step);
+void cuda_profile_close(struct cuda_profile *p, const struct cuda_run *r);
 
 /* step.c: all steps of a run onto its stream. */
 int cuda_steps(struct cuda_run *r, struct baton_error *e);

@@ -165,6 +165,7 @@ static const struct device_library library = {
     .impl_size = sizeof(struct device_impl),
     .impl = &impl,
     .probe_card = probe_card,
+    .ceilings = cuda_ceilings,
 };
 
 __attribute__((visibility("default"))) const struct device_library *baton_device_library(void)

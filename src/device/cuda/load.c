@@ -62,7 +62,7 @@ static void *open_library(char why[128])
     return NULL;
 }
 
-static const struct device_library *find_library(char why[128])
+const struct device_library *device_cuda_library(char why[128])
 {
     const struct device_library *(*entry)(void);
     void *h = open_library(why);
@@ -83,7 +83,7 @@ static const struct device_library *find_library(char why[128])
 static void load_probe(struct baton_caps *caps, char why[128])
 {
     *caps = (struct baton_caps){.struct_size = sizeof *caps, .name = "cuda"};
-    const struct device_library *l = find_library(why);
+    const struct device_library *l = device_cuda_library(why);
     if (l)
         l->impl->probe(caps, why);
 }
@@ -100,7 +100,7 @@ static int load_open(const struct device_arg *args, unsigned n_args, struct devi
                            args[i].value);
     if (rc)
         return rc;
-    const struct device_library *l = find_library(why);
+    const struct device_library *l = device_cuda_library(why);
     if (!l)
         return base_fail(e, BATON_ERR_DEVICE, "device cuda is absent: %s", why);
     return l->impl->open(args, n_args, out, e);

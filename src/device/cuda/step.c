@@ -208,7 +208,11 @@ int cuda_steps(struct cuda_run *r, struct baton_error *e)
     for (uint32_t i = 0; rc == 0 && i < p->n_ropes; i++)
         rc = cuda_check(cuda_angles(r->at, r->p->angles[i], p->inv_freq + 128 * i,
                                     p->ropes[i].head_dim / 2, r->rows), "rotation angles", e);
-    for (uint32_t i = 0; rc == 0 && i < p->n_steps; i++)
+    struct cuda_profile *profile = cuda_profile_open(r);
+    for (uint32_t i = 0; rc == 0 && i < p->n_steps; i++) {
+        cuda_profile_step(profile, r, i);
         rc = one_step(r, &p->steps[i], e);
+    }
+    cuda_profile_close(profile, r);
     return rc;
 }
