@@ -356,7 +356,7 @@ int model_tokenizer_parse(const char *json, size_t n, const char *what,
                           struct model_tokenizer **out, struct baton_error *e)
 {
     struct model_load l = {.what = what, .e = e};
-    int rc = read_json(&l, json, n);
+    int rc = read_json(&l, n ? json : "", n); /* an empty file maps to NULL */
     if (rc)
         return rc;
     l.t = base_try_alloc(1, sizeof *l.t, e);
