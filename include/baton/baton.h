@@ -150,7 +150,8 @@ struct baton_token {
 int baton_submit(struct baton_engine *en, const struct baton_request_options *o,
                  struct baton_request **out, struct baton_error *e);
 /* Pull the next token: 1 = *out is one, 0 = the request is over (see baton_stats.finish),
- * negative = it failed. Waits at most timeout_ns (negative: for ever); BATON_ERR_TIMEOUT changes nothing. */
+ * negative = it failed. Waits at most timeout_ns (negative: for ever); BATON_ERR_TIMEOUT changes
+ * nothing. */
 int baton_next(struct baton_request *r, struct baton_token *out, int64_t timeout_ns,
                struct baton_error *e);
 /* Ask it to stop, here and at the peer, within one step; any thread, async-signal-safe. */
