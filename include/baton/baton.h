@@ -132,7 +132,13 @@ struct baton_request_options {
     bool want_logits;     /* each token carries its row of logits; a request of which 8 rows wait to
                              be pulled pauses, unless others wait for its lane */
     const char *kv_save;  /* consumer or both: write the cache as it stands after prefill (import),
-                             before the first step, to this safetensors file */
+                             before the first step, to this safetensors file (docs/kv-file.md).
+                             Only a model with content_identity can load it again */
+    const char *kv_load;  /* producer or both: start from this KV file. It must be of this model,
+                             opened with content_identity (small ones always are), and of the first
+                             tokens of this prompt: BATON_ERR_MISMATCH or _INPUT. The positions that
+                             it holds are not computed again. It must stay as it is until the
+                             request is closed */
 };
 
 struct baton_token {
@@ -183,6 +189,7 @@ struct baton_stats {
     uint64_t kv_bytes, weights_bytes;
     uint32_t steps_by_lanes[9]; /* decode steps of this request by active lanes */
     uint32_t prefilled_tokens;  /* of the prompt, so far: a progress bar's figure */
+    uint32_t loaded_tokens;     /* of these, taken from kv_load */
 };
 int baton_request_stats(struct baton_request *r, struct baton_stats *out);
 

@@ -26,6 +26,7 @@ struct cli_common {
 int cli_run(int argc, char **argv);
 int cli_model(int argc, char **argv);
 int cli_devices(int argc, char **argv);
+int cli_kv(int argc, char **argv);
 
 /* ---- arguments (args.c) ------------------------------------------------------------------- */
 

@@ -40,6 +40,7 @@ static const char help[] =
     "  --force IDS           teacher forcing: feed these tokens whatever would be chosen\n"
     "  --logits FILE         save every step's logits (safetensors)\n"
     "  --kv-save FILE        save the KV cache as the decode side holds it before its first step\n"
+    "  --kv-load FILE        start from a saved KV cache of the prompt's first tokens\n"
     "output\n"
     "  --json                one JSON document on stdout\n"
     "  -v, -q                more, or fewer, messages\n"
@@ -164,6 +165,9 @@ static int parse_generation(int opt, const char *v, struct run_args *a, struct b
     case OPT_KV_SAVE:
         a->kv_save = v;
         return 0;
+    case OPT_KV_LOAD:
+        a->kv_load = v;
+        return 0;
     default:
         return 1;
     }
@@ -234,8 +238,6 @@ static int parse_option(int opt, const char *v, struct run_args *a, struct baton
     case 'q':
         a->common.verbosity = -1;
         return 0;
-    case OPT_KV_LOAD:
-        return base_fail(e, BATON_ERR_UNSUPPORTED, "--kv-load is not built yet");
     case OPT_ON_FAILURE:
         if (!strcmp(v, "fail"))
             return 0;

@@ -65,6 +65,14 @@ static int read_prompt(struct run *x, struct baton_error *e)
 {
     const struct run_args *a = x->args;
     struct run_result *r = x->result;
+    if (a->ids) {
+        r->prompt = base_try_alloc(a->n_ids, sizeof *r->prompt, e);
+        if (!r->prompt)
+            return BATON_ERR_NOMEM;
+        memcpy(r->prompt, a->ids, a->n_ids * sizeof *r->prompt);
+        r->n_prompt = a->n_ids;
+        return 0;
+    }
     if (a->ids_text)
         return cli_parse_ids("--ids", a->ids_text, &r->prompt, &r->n_prompt, e);
     char *text = NULL;
@@ -104,6 +112,24 @@ static int size_context(struct run *x, struct baton_error *e)
     x->max_tokens = (uint32_t)want;
     x->ctx = a->ctx ? a->ctx : (uint32_t)(prompt + want);
     return 0;
+}
+
+/* What can't fit is refused before anything is allocated or forked. The least that a device can ask
+ * for is counted: bf16, global layers, one pool a process. */
+static int check_memory(const struct run *x, struct baton_error *e)
+{
+    struct kv_geometry g;
+    uint64_t block, local_block, available = base_memory_available();
+    uint32_t pools = x->args->mode == BATON_NATIVE ? 1 : 2;
+    char need_text[16], have_text[16];
+    engine_geometry(model_config_of(engine_model(x->model)), BATON_BF16, &g);
+    kv_geometry_bytes(&g, &block, &local_block);
+    uint64_t need = block * ((uint64_t)x->ctx / KV_BLOCK + 1) * pools;
+    if (!available || need <= available)
+        return 0;
+    return base_fail(e, BATON_ERR_INPUT,
+                     "a KV cache of %u positions in %u process(es) needs %s, and %s are available",
+                     x->ctx, pools, cli_bytes(need, need_text), cli_bytes(available, have_text));
 }
 
 /* ---- engines and requests ----------------------------------------------------------------- */
@@ -147,6 +173,7 @@ static int open_request(struct run *x, enum baton_role role, struct way way,
         .n_force = a->n_force,
         .want_logits = a->logits != NULL,
         .kv_save = role == BATON_PRODUCER ? NULL : a->kv_save,
+        .kv_load = role == BATON_CONSUMER ? NULL : a->kv_load,
     };
     int rc = baton_engine_open(x->model, &eo, engine, e);
     return rc ? rc : baton_submit(*engine, &ro, request, e);
@@ -311,6 +338,18 @@ static int consume_inproc(struct run *x, struct baton_error *e)
 
 /* ---- the whole of it ---------------------------------------------------------------------- */
 
+/* The producer will load it: refuse it here, where one message tells why. */
+static int check_file(struct run *x, struct baton_error *e)
+{
+    struct kv_file *f = NULL;
+    int rc = engine_kv_open(x->model, x->args->kv_load, x->result->prompt, x->result->n_prompt, &f,
+                            e);
+    if (rc == 0)
+        x->result->n_loaded = kv_file_info(f)->n_tokens;
+    kv_file_close(f);
+    return rc;
+}
+
 static int load(struct run *x, struct baton_error *e)
 {
     const struct run_args *a = x->args;
@@ -321,13 +360,18 @@ static int load(struct run *x, struct baton_error *e)
         .threads = a->threads,
         .progress = draw,
         .ctx = &x->progress,
+        .content_identity = a->kv_save || a->kv_load,
     };
     uint64_t start = base_now_ns();
     int rc = baton_model_open(&mo, &x->model, e);
     if (!rc)
         rc = read_prompt(x, e);
+    if (!rc && a->kv_load)
+        rc = check_file(x, e);
     if (!rc)
         rc = size_context(x, e);
+    if (!rc)
+        rc = check_memory(x, e);
     if (!rc)
         rc = baton_model_prepare(x->model, a->decode, e);
     if (!rc && strcmp(a->decode, a->prefill))

@@ -14,6 +14,8 @@ struct run_args {
     struct cli_common common;
     const char *model, *pin, *cpus;
     const char *text, *chat, *prompt_file, *ids_text; /* at most one */
+    const int32_t *ids; /* [n_ids] instead of all of them; NULL = not given */
+    size_t n_ids;
     const char *prefill, *decode;                     /* device names */
     int mode;                                         /* enum baton_mode */
     int transport;                                    /* enum run_transport */
@@ -24,7 +26,7 @@ struct run_args {
     bool ignore_eos, no_digest;
     int32_t *force; /* malloc'ed */
     size_t n_force;
-    const char *logits, *kv_save;
+    const char *logits, *kv_save, *kv_load;
 };
 
 /* One finished run, for the report. */
@@ -35,6 +37,7 @@ struct run_result {
     float *logits; /* [n_ids, vocab] where asked for */
     size_t n_ids, cap_ids;
     char *text;
+    uint32_t n_loaded; /* prompt positions that came from --kv-load */
     uint64_t load_ns;
     struct baton_stats stats;
 };

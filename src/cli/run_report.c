@@ -85,7 +85,7 @@ int run_report_json(const struct run_args *a, struct baton_model *bm, const stru
     for (int i = 1; i <= 8; i++)
         json_array_append_new(occupancy, json_integer(s->steps_by_lanes[i]));
     json_t *doc = json_pack(
-        "{s:i,s:{s:s,s:s,s:o,s:i},s:{s:s,s:s,s:s,s:o,s:o},s:o,s:o,s:s,s:s,s:o,s:o,s:o,s:o}", //
+        "{s:i,s:{s:s,s:s,s:o,s:i},s:{s:s,s:s,s:s,s:o,s:o},s:o,s:o,s:s,s:s,s:o,s:o,s:o,s:o,s:i}", //
         "schema", 1,                                                                         //
         "model", "path", a->model, "arch", baton_model_arch(bm), "fingerprint",
         fingerprint_json(a, m), "layers", (int)baton_model_layers(bm), //
@@ -96,7 +96,7 @@ int run_report_json(const struct run_args *a, struct baton_model *bm, const stru
         "prompt_ids", ids_json(r->prompt, r->n_prompt), "ids", ids_json(r->ids, r->n_ids), "text",
         r->text ? r->text : "", "finish", finish_name(s->finish), //
         "timing_ms", timing_json(r), "handoff", handoff_json(a, s), "occupancy", occupancy,
-        "memory", memory_json(s));
+        "memory", memory_json(s), "loaded_tokens", (int)r->n_loaded);
     return cli_print_json(doc, 0);
 }
 

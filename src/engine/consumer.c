@@ -167,7 +167,7 @@ void engine_consumer_withdrawn(struct baton_engine *en, uint64_t serial)
 
 static bool wants_row(const struct baton_engine *en, const struct engine_ask *a)
 {
-    return a->want_logits ||
+    return a->want_logits || a->kv_save ||
            (!a->n_force && (a->sampling.temperature > 0 ||
                             (a->min_tokens > 0 && model_config_of(en->model->model)->n_eos > 0)));
 }

@@ -34,4 +34,9 @@ uint64_t engine_kv_bytes(const struct baton_engine *en);
 /* The geometry of a model's cache on a device. */
 void engine_geometry(const struct model_config *c, uint32_t kv_dtype, struct kv_geometry *out);
 
+/* Open a KV file that was saved from this model (BATON_ERR_MISMATCH where it was not; the model
+ * must have content_identity) and, where ids is not NULL, from the first of these tokens. */
+int engine_kv_open(const struct baton_model *m, const char *path, const int32_t *ids, size_t n_ids,
+                   struct kv_file **out, struct baton_error *e);
+
 #endif

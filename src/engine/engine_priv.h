@@ -45,6 +45,7 @@ struct baton_model {
     struct model *model;
     struct baton_model_options options; /* path and pin are not used after opening */
     struct handoff_identity identity;
+    bool content;         /* it is of the content, not of a lineage */
     pthread_mutex_t lock; /* bindings, tokenizer, chat */
     struct engine_binding *bindings;
     struct model_tokenizer *tokenizer;
@@ -87,7 +88,8 @@ struct engine_ask {
     enum baton_mode mode;
     bool ignore_eos, want_logits;
     struct model_sampling sampling;
-    char *kv_save; /* NULL = no */
+    char *kv_save;           /* NULL = no */
+    struct kv_file *kv_load; /* checked against model and ids; NULL = no */
     uint64_t accepted_ns;
 };
 
@@ -214,6 +216,12 @@ void engine_session_fail(struct baton_engine *en, struct engine_session *s,
  * `why` says so (code 0: here). */
 void engine_session_over(struct baton_engine *en, struct engine_session *s,
                          enum baton_finish finish, const struct baton_error *why);
+
+/* kv_file.c. The request's file into the session's empty sequence; `done` is set. */
+int engine_kv_load(struct engine_session *s, struct baton_error *e);
+/* The sequence as it stands; row may be NULL. */
+int engine_kv_save(struct baton_engine *en, struct engine_session *s, const float *row,
+                   struct baton_error *e);
 
 /* ---- messages ----------------------------------------------------------------------------- */
 

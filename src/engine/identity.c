@@ -88,6 +88,7 @@ static int content(struct baton_model *m, struct baton_error *e)
     memcpy(m->identity.arch, id.arch, 32);
     memcpy(m->identity.weights, id.weights, 32);
     memcpy(m->identity.tokenizer, id.tokenizer, 32);
+    m->content = true;
     return o->pin ? check_pin(o->pin, id.pin, e) : 0;
 }
 

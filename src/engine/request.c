@@ -127,6 +127,7 @@ void engine_request_put(struct baton_request *r)
     free(r->ask.ids);
     free(r->ask.force);
     free(r->ask.kv_save);
+    kv_file_close(r->ask.kv_load);
     pthread_cond_destroy(&r->cond);
     pthread_mutex_destroy(&r->lock);
     engine_wake_put(r->wake);

@@ -121,10 +121,16 @@ int engine_start_prefill(struct baton_engine *en, struct engine_session *s, uint
     if (!engine_session_take_lane(en, s))
         return base_fail(e, BATON_ERR_BUSY, "no lane free");
     int rc = engine_session_take_pages(en, s, n_tokens, e);
-    if (rc)
-        engine_session_drop_lane(en, s);
-    else
+    if (rc == 0 && s->request->ask.kv_load)
+        rc = engine_kv_load(s, e);
+    if (rc == 0 && s->request->ask.kv_load)
+        rc = engine_session_deliver(en, s, e);
+    if (rc == 0) {
         s->state = ENGINE_PREFILL;
+        return 0;
+    }
+    engine_session_drop_pages(en, s);
+    engine_session_drop_lane(en, s);
     return rc;
 }
 
@@ -215,7 +221,10 @@ static void prefill_chunk(struct baton_engine *en, struct engine_session *s)
     uint32_t n = left < en->chunk ? left : en->chunk;
     bool last = n == left;
     float *row = en->role == BATON_PRODUCER ? s->row : en->logits;
-    int rc = run_chunk(en, s, n, last ? row : NULL, &e);
+    /* A loaded cache that holds the whole prompt brings its last row along. */
+    int rc = n ? run_chunk(en, s, n, last ? row : NULL, &e) : 0;
+    if (n == 0)
+        memcpy(row, kv_file_info(a->kv_load)->tokens.logits, en->vocab * sizeof *row);
     if (rc) {
         engine_session_fail(en, s, &e);
         return;

@@ -44,6 +44,10 @@ static int check(const struct baton_engine *en, const struct baton_request_optio
     if (en->role == BATON_PRODUCER && o->mode != BATON_WHOLE && o->mode != BATON_STREAM)
         return base_fail(e, BATON_ERR_USAGE, "a producer's mode is whole or stream, not %d",
                          (int)o->mode);
+    if (en->role == BATON_CONSUMER && o->kv_load)
+        return base_fail(
+            e, BATON_ERR_USAGE,
+            "a consumer gets its cache from the producer: the producer loads the file");
     if (en->role == BATON_PRODUCER && o->kv_save)
         return base_fail(e, BATON_ERR_USAGE, "a producer does not save: the consumer does");
     int rc = check_room(en, o, e);
@@ -102,6 +106,11 @@ static int open_session(struct baton_engine *en, const struct baton_request_opti
         return rc;
     }
     struct engine_ask *a = &s->request->ask;
+    if (o->kv_load &&
+        (rc = engine_kv_open(en->model, o->kv_load, a->ids, a->n_ids, &a->kv_load, e))) {
+        engine_session_free(s);
+        return rc;
+    }
     if (!a->max_tokens && en->role != BATON_PRODUCER)
         a->max_tokens = en->ctx - a->n_ids;
     uint32_t output = en->role == BATON_PRODUCER ? 0 : a->max_tokens;
@@ -336,26 +345,6 @@ void engine_session_choose(struct baton_engine *en, struct engine_session *s, co
         emit(en, s, &t, row);
 }
 
-static int save(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
-{
-    const struct engine_ask *a = &s->request->ask;
-    char weights[65], numerics[65], ids[65], n[16];
-    uint8_t hash[32];
-    base_sha256(a->ids, a->n_ids * sizeof *a->ids, hash);
-    base_hex(hash, 32, ids);
-    base_hex(en->model->identity.weights, 32, weights);
-    base_hex(en->model->identity.numerics, 32, numerics);
-    snprintf(n, sizeof n, "%u", a->n_ids);
-    const char *const metadata[] = {"format",   "baton-kv-1",
-                                    "arch",     model_config_of(en->model->model)->arch,
-                                    "weights",  weights,
-                                    "numerics", numerics,
-                                    "n_tokens", n,
-                                    "ids_hash", ids,
-                                    NULL};
-    return kv_save(s->seq, a->kv_save, metadata, e);
-}
-
 void engine_session_note_positions(const struct baton_engine *en, struct engine_session *s)
 {
     const struct kv_geometry *g = &en->geometry;
@@ -380,7 +369,7 @@ void engine_session_begin(struct baton_engine *en, struct engine_session *s, con
     for (uint32_t l = 0; rc == 0 && s->request->ask.kv_save && l < en->geometry.n_layers; l++)
         rc = engine_session_fetch(en, s, l, &e);
     if (rc == 0 && s->request->ask.kv_save)
-        rc = save(en, s, &e);
+        rc = engine_kv_save(en, s, row, &e);
     if (rc)
         engine_session_fail(en, s, &e);
     else if (row)

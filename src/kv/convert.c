@@ -123,3 +123,38 @@ void kv_convert(uint8_t *dst, uint32_t dst_dtype, int64_t dst_stride, const uint
         narrow(dst + i * dst_stride, dst_dtype, dst_stride, tile, m);
     }
 }
+
+/* All ones in the exponent. A tile at a time without an exit inside, so that it becomes vectors. */
+static bool tile_finite(const uint8_t *data, uint32_t dtype, size_t n)
+{
+    uint32_t found = 0;
+    if (dtype == BATON_F32) {
+        for (size_t i = 0; i < n; i++) {
+            uint32_t x;
+            memcpy(&x, data + 4 * i, sizeof x);
+            found |= (x & 0x7f800000u) == 0x7f800000u;
+        }
+        return !found;
+    }
+    const uint16_t ones = dtype == BATON_F16 ? 0x7c00u : 0x7f80u;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t x;
+        memcpy(&x, data + 2 * i, sizeof x);
+        found |= (x & ones) == ones;
+    }
+    return !found;
+}
+
+size_t kv_first_not_finite(const uint8_t *data, uint32_t dtype, size_t n)
+{
+    size_t width = kv_dtype_bytes(dtype);
+    for (size_t at = 0; at < n; at += TILE) {
+        size_t m = n - at < TILE ? n - at : TILE;
+        if (tile_finite(data + at * width, dtype, m))
+            continue;
+        while (tile_finite(data + at * width, dtype, 1))
+            at++;
+        return at;
+    }
+    return n;
+}

@@ -123,12 +123,61 @@ int kv_digest_final(const struct kv_digest *d, uint8_t out[32], struct baton_err
 
 /* ---- files -------------------------------------------------------------------------------- */
 
-/* Save all slots of a sequence as a safetensors file: tensors "k.<layer>" and "v.<layer>",
- * [kv_heads, positions, head_dim], and I32 "positions.<layer>" [positions]; metadata strings given
- * by the caller (pairs key, value, ..., NULL; may be NULL). What a layer retains after
- * kv_seq_length() tokens is saved, not what its pages happen to hold. Written atomically: whatever
- * fails, a full disk too, leaves an older file as it was and nothing beside it. */
+/* A KV file is a safetensors file: "k.<layer>" and "v.<layer>" [kv_heads, positions, head_dim], all
+ * of one dtype (F32, F16 or BF16), and I32 "positions.<layer>" [positions]: the absolute positions,
+ * consecutive, of what the layer retains after `n_tokens`. It may hold the token ids, I32 "ids"
+ * [n_tokens], and what the last of them predicts, F32 "logits" [vocab]. Metadata "format" is
+ * KV_FILE_FORMAT, "n_tokens" and "ids_hash" (SHA-256 over the ids as little-endian 32 bits, in hex)
+ * repeat what the tensors say; the rest is the writer's: the engine puts the identity there.
+ * docs/kv-file.md is the reader's version. */
+#define KV_FILE_FORMAT "baton-kv-1"
+
+struct kv_tokens {
+    const int32_t *ids; /* NULL: not known */
+    uint32_t n_ids;
+    const float *logits; /* [vocab] of the last id; NULL: not known */
+    uint32_t vocab;
+};
+
+/* The hash of ids as a KV file states it. */
+void kv_ids_hash(const int32_t *ids, uint32_t n, char hex[65]);
+
+/* Save all slots of a sequence. Metadata strings are pairs key, value, ..., NULL (may be NULL), at
+ * most KV_FILE_METADATA pairs; tokens may be NULL. What a layer retains after kv_seq_length()
+ * tokens is saved, not what its pages happen to hold. Written atomically: whatever fails, a full
+ * disk too, leaves an older file as it was and nothing beside it. */
+#define KV_FILE_METADATA 24u
 int kv_save(struct kv_seq *s, const char *path, const char *const *metadata,
-            struct baton_error *e);
+            const struct kv_tokens *tokens, struct baton_error *e);
+
+/* A KV file that was opened: its form was checked (names, shapes, dtypes, positions, the hash of
+ * the ids), not its numbers. Nothing outside the known tensors is accepted. The file is mapped and
+ * must not be cut short meanwhile. */
+struct kv_file;
+struct kv_file_info {
+    uint32_t n_layers, kv_heads, head_dim;
+    uint32_t dtype; /* enum baton_dtype of all slots */
+    uint32_t n_tokens;
+    struct kv_tokens tokens; /* live as long as the file; n_ids is 0 or n_tokens */
+};
+int kv_file_open(const char *path, struct kv_file **out, struct baton_error *e);
+/* The same over memory that the caller keeps (fuzzing). */
+int kv_file_parse(const void *data, size_t n, const char *what, struct kv_file **out,
+                  struct baton_error *e);
+void kv_file_close(struct kv_file *f); /* NULL is fine */
+const struct kv_file_info *kv_file_info(const struct kv_file *f);
+const char *kv_file_metadata(const struct kv_file *f, const char *key); /* NULL where absent */
+/* One layer's K and V as a dense view over [first, n_tokens); *layout is filled for it. */
+struct baton_kv_view kv_file_view(const struct kv_file *f, uint32_t layer,
+                                  struct baton_kv_layout *layout);
+/* "F32", "F16" or "BF16". */
+const char *kv_dtype_name(uint32_t dtype);
+
+/* Does the file hold what a cache of this geometry retains after its n_tokens: layers, heads, sizes
+ * and, layer by layer, positions? BATON_ERR_MISMATCH that names the layer. The dtype may differ. */
+int kv_file_fits(const struct kv_file *f, const struct kv_geometry *g, struct baton_error *e);
+/* Fill an empty sequence: room for n_tokens, every slot converted into its pages, length set.
+ * BATON_ERR_INPUT that names slot and position where a number is not finite. */
+int kv_load(struct kv_seq *s, const struct kv_file *f, struct baton_error *e);
 
 #endif

@@ -75,5 +75,7 @@ uint8_t *kv_view_run(const struct baton_kv_view *v, enum kv_which which, uint32_
  * nearest even; equal dtypes are copied bit by bit, NaN payloads included. */
 void kv_convert(uint8_t *dst, uint32_t dst_dtype, int64_t dst_stride, const uint8_t *src,
                 uint32_t src_dtype, int64_t src_stride, uint32_t n);
+/* Index of the first of n dense elements that is infinite or NaN; n where none is. */
+size_t kv_first_not_finite(const uint8_t *data, uint32_t dtype, size_t n);
 
 #endif

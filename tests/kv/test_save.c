@@ -159,10 +159,10 @@ static void saves_what_is_retained(void **state)
         struct kv_geometry g = geometry(window);
         test_ok(kv_pool_open(&p, &g, length + 1, 1, length, &e), &e);
         struct kv_seq *s = seq_open(p, length);
-        test_ok(kv_save(s, path, metadata, &e), &e);
+        test_ok(kv_save(s, path, metadata, NULL, &e), &e);
         expect_file(s, &g);
         test_ok(kv_seq_reserve(s, 1, &e), &e); /* with blocks given back: the same */
-        test_ok(kv_save(s, path, metadata, &e), &e);
+        test_ok(kv_save(s, path, metadata, NULL, &e), &e);
         expect_file(s, &g);
         kv_seq_close(s);
         kv_pool_close(p);
@@ -197,16 +197,16 @@ static void failures_keep_the_old_file(void **state)
     getrlimit(RLIMIT_FSIZE, &old);
     small.rlim_max = old.rlim_max;
     setrlimit(RLIMIT_FSIZE, &small);
-    int rc = kv_save(s, path, NULL, &e);
+    int rc = kv_save(s, path, NULL, NULL, &e);
     setrlimit(RLIMIT_FSIZE, &old);
     assert_int_equal(rc, BATON_ERR_IO);
     assert_non_null(strstr(e.text, path));
     expect_old("old");
-    test_fails(kv_save(s, path, not_text, &e), BATON_ERR_USAGE, "UTF-8", &e);
+    test_fails(kv_save(s, path, not_text, NULL, &e), BATON_ERR_USAGE, "UTF-8", &e);
     expect_old("old");
     snprintf(nowhere, sizeof nowhere, "%s/no/where", folder);
-    test_fails(kv_save(s, nowhere, NULL, &e), BATON_ERR_IO, "no/where", &e);
-    test_fails(kv_save(s, folder, NULL, &e), BATON_ERR_IO, "rename", &e);
+    test_fails(kv_save(s, nowhere, NULL, NULL, &e), BATON_ERR_IO, "no/where", &e);
+    test_fails(kv_save(s, folder, NULL, NULL, &e), BATON_ERR_IO, "folder", &e);
     expect_old("old");
     kv_seq_close(s);
     kv_pool_close(p);
