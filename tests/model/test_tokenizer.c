@@ -183,6 +183,43 @@ static void no_piece_ends_in_a_character(void **state)
     }
 }
 
+/* How bytes that form no character come out: one U+FFFD per broken part in byte-level text, one per
+ * byte of the whole run in Gemma's. */
+static void broken_bytes(void **state)
+{
+#define R "\xEF\xBF\xBD"
+    static const struct {
+        const char *bytes, *byte_level, *chain;
+    } cases[] = {
+        {"\xED\x95\x9C\xFF", "\xED\x95\x9C" R, R R R R},
+        {"\xFF\x41\x42", R "AB", R R R},
+        {"\xF0\x9F\x98", R, R R R},
+        {"\xF0\x9F\x41", R "A", R R R},
+        {"\xE0\x80\x41", R R "A", R R R},
+        {"\xC3\xA9\x41\xC3", "\xC3\xA9\x41" R, R R R R},
+        {"\xC3\xA9\x41\xC3\xA9", "\xC3\xA9\x41\xC3\xA9", "\xC3\xA9\x41\xC3\xA9"},
+    };
+#undef R
+    (void)state;
+    for (size_t i = 0; i < N_GOLDEN_FILES; i++) {
+        struct model_tokenizer *t = golden_tokenizer(i);
+        int32_t bytes[256], ids[8];
+        byte_tokens(t, bytes);
+        for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+            size_t n = strlen(cases[k].bytes), n_text;
+            char *text = NULL;
+            struct baton_error e;
+            for (size_t b = 0; b < n; b++)
+                ids[b] = bytes[(unsigned char)cases[k].bytes[b]];
+            test_ok(model_tokenizer_decode(t, ids, n, false, &text, &n_text, &e), &e);
+            assert_string_equal(text, i == 2 ? cases[k].chain : cases[k].byte_level);
+            free(text);
+            check_stream(t, ids, n, false);
+        }
+        model_tokenizer_close(t);
+    }
+}
+
 static void bad_ids_are_refused(void **state)
 {
     static const int32_t bad[] = {-1, 4085, INT32_MAX, INT32_MIN};
@@ -365,6 +402,42 @@ static void valid_parts_work(void **state)
     assert_memory_equal(ids, want, sizeof want);
     free(ids);
     model_tokenizer_close(t);
+}
+
+/* Unknown characters: gone, one token each, or one for a run of them; as bytes where all the bytes have
+ * tokens. */
+static void unknown_characters(void **state)
+{
+#define VOCAB "{\"a\":0,\"b\":1,\"ab\":2,\"?\":3,\"<0x79>\":5,\"<0xC3>\":6}"
+    static const struct {
+        const char *options;
+        int32_t want[8];
+        size_t n;
+    } cases[] = {
+        {"\"type\":\"BPE\"", {0, 2}, 2},
+        {"\"type\":\"BPE\",\"unk_token\":\"?\"", {3, 3, 0, 3, 3, 2, 3}, 7},
+        {"\"type\":\"BPE\",\"unk_token\":\"?\",\"fuse_unk\":true", {3, 0, 3, 2, 3}, 5},
+        {"\"type\":\"BPE\",\"unk_token\":\"?\",\"byte_fallback\":true", {3, 0, 3, 3, 2, 5}, 6},
+    };
+    static const char text[] = "xxaxzaby", with_bytes[] = "xaxzaby";
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct parts p = valid;
+        struct model_tokenizer *t = NULL;
+        struct baton_error e;
+        int32_t *ids = NULL;
+        size_t n;
+        p.vocab = VOCAB;
+        p.options = cases[i].options;
+        test_ok(parse(&p, &t, &e), &e);
+        const char *s = i == 3 ? with_bytes : text;
+        test_ok(model_tokenizer_encode(t, s, strlen(s), false, &ids, &n, &e), &e);
+        assert_int_equal(n, cases[i].n);
+        assert_memory_equal(ids, cases[i].want, n * sizeof *ids);
+        free(ids);
+        model_tokenizer_close(t);
+    }
+#undef VOCAB
 }
 
 #define REGEX(r) "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" r "\"},\"behavior\":\"Isolated\"}"
@@ -568,11 +641,13 @@ int main(void)
         cmocka_unit_test(lookups),
         cmocka_unit_test(streaming_equals_whole),
         cmocka_unit_test(no_piece_ends_in_a_character),
+        cmocka_unit_test(broken_bytes),
         cmocka_unit_test(bad_ids_are_refused),
         cmocka_unit_test(invalid_utf8_is_named),
         cmocka_unit_test(long_texts),
         cmocka_unit_test(long_runs_of_marks),
         cmocka_unit_test(valid_parts_work),
+        cmocka_unit_test(unknown_characters),
         cmocka_unit_test(hostile_files_are_named),
         cmocka_unit_test(cut_and_changed_files),
         cmocka_unit_test(too_many_merges),
