@@ -178,27 +178,27 @@ static void time_decode(struct bench *b, unsigned lanes, uint32_t context)
         bytes, b->top.copy_bytes_s);
 }
 
-/* The whole cache of n tokens to the host and back, layer by layer. */
+/* The whole cache of n tokens to the host and back. */
 static void time_copies(struct bench *b, uint32_t n)
 {
     struct baton_error e;
     double out[MAX_ROUNDS], in[MAX_ROUNDS];
     struct kv_seq *s = open_seq(b);
     const struct kv_geometry *g = kv_pool_geometry(b->pool);
+    uint32_t first[KV_MAX_LAYERS];
     double bytes = 0;
+    for (uint32_t l = 0; l < g->n_layers; l++) {
+        first[l] = kv_retained_first(g, l, n);
+        bytes += 2.0 * kv_piece_bytes(g->dtype, g->kv_heads, g->head_dim, n - first[l]);
+    }
     prefill(b, s, n, NULL);
     for (unsigned i = 0; i < b->rounds; i++)
         for (int back = 0; back < 2; back++) {
             uint64_t start = base_now_ns();
-            bytes = 0;
-            for (uint32_t l = 0; l < g->n_layers; l++) {
-                uint32_t first = kv_retained_first(g, l, n);
-                const struct baton_kv_view *v = &kv_seq_views(s)[l];
-                if (back ? device_kv_write(b->device, v, first, n - first, &e)
-                         : device_kv_read(b->device, v, first, n - first, &e))
-                    die("copy", &e);
-                bytes += 2.0 * kv_piece_bytes(g->dtype, g->kv_heads, g->head_dim, n - first);
-            }
+            const struct baton_kv_view *v = kv_seq_views(s);
+            if (back ? device_kv_write(b->device, v, g->n_layers, first, n, &e)
+                     : device_kv_read(b->device, v, g->n_layers, first, n, &e))
+                die("copy", &e);
             (back ? in : out)[i] = (double)(base_now_ns() - start) / 1e9;
         }
     put(b, "kv to host", 1, n, 1e3 * median(out, b->rounds), 1e3 * bytes / b->top.to_host_bytes_s,
@@ -240,9 +240,11 @@ static void run_model(struct bench *b, const char *path)
         device_kv_open(b->device, kv_pool_memory(b->pool), (size_t)kv_pool_bytes(b->pool), &e))
         die("KV pool", &e);
     b->logits = malloc((size_t)LANES * b->config->vocab * sizeof(float));
+    device_pin(b->device, b->logits, (size_t)LANES * b->config->vocab * sizeof(float));
     printf("%s: %.2f GB of weights, ready in %.1f s\n", path, weight_bytes(b) / 1e9,
            (double)(base_now_ns() - start) / 1e9);
     measure(b);
+    device_unpin(b->device, b->logits);
     free(b->logits);
     device_program_close(b->program);
     device_kv_close(b->device);

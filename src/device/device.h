@@ -54,12 +54,17 @@ uint64_t device_weight_bytes(const struct device_weight *w);
  * called. Without effect, 0, on a device with host_kv. One pool at a time. */
 int device_kv_open(struct device *d, void *host, size_t bytes, struct baton_error *e);
 void device_kv_close(struct device *d);
-/* Copy the pages of one layer that hold the positions [first, first+n), K and V, from the device to
- * the host (read) or back (write); whole pages. Blocks until they are there. */
-int device_kv_read(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                   struct baton_error *e);
-int device_kv_write(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                    struct baton_error *e);
+/* Copy pages from the device to the host (read) or back (write), K and V of layers 0 .. n_layers-1
+ * of one sequence: those that hold the positions [first[l], end) of layer l. Pages travel whole, with
+ * all layers that share them. Blocks until they are there. */
+int device_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                   const uint32_t *first, uint32_t end, struct baton_error *e);
+int device_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                    const uint32_t *first, uint32_t end, struct baton_error *e);
+/* Tell the device of memory that results go to again and again, so that they need no detour; false
+ * where that is of no use. Undo it before the memory goes. */
+bool device_pin(struct device *d, void *p, size_t bytes);
+void device_unpin(struct device *d, void *p);
 /* False for a device that must be opened in the process that computes, not before a fork. */
 bool device_survives_fork(const char *name);
 

@@ -34,10 +34,12 @@ struct device_impl {
     /* Only without host_kv; NULL else. */
     int (*kv_open)(struct device *d, void *host, size_t bytes, struct baton_error *e);
     void (*kv_close)(struct device *d);
-    int (*kv_read)(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                   struct baton_error *e);
-    int (*kv_write)(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                    struct baton_error *e);
+    int (*kv_read)(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                   const uint32_t *first, uint32_t end, struct baton_error *e);
+    int (*kv_write)(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                    const uint32_t *first, uint32_t end, struct baton_error *e);
+    bool (*pin)(struct device *d, void *p, size_t bytes); /* NULL: of no use */
+    void (*unpin)(struct device *d, void *p);
     bool after_fork; /* opened in the process that computes, never before its fork */
     bool numbered;   /* "name:N" is card N, handed to open as the argument "card" */
 };

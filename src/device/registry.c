@@ -231,16 +231,27 @@ void device_kv_close(struct device *d)
         d->impl->kv_close(d);
 }
 
-int device_kv_read(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                   struct baton_error *e)
+int device_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                   const uint32_t *first, uint32_t end, struct baton_error *e)
 {
-    return d->impl->kv_read ? d->impl->kv_read(d, v, first, n, e) : 0;
+    return d->impl->kv_read ? d->impl->kv_read(d, views, n_layers, first, end, e) : 0;
 }
 
-int device_kv_write(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                    struct baton_error *e)
+int device_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                    const uint32_t *first, uint32_t end, struct baton_error *e)
 {
-    return d->impl->kv_write ? d->impl->kv_write(d, v, first, n, e) : 0;
+    return d->impl->kv_write ? d->impl->kv_write(d, views, n_layers, first, end, e) : 0;
+}
+
+bool device_pin(struct device *d, void *p, size_t bytes)
+{
+    return d->impl->pin && d->impl->pin(d, p, bytes);
+}
+
+void device_unpin(struct device *d, void *p)
+{
+    if (d->impl->unpin)
+        d->impl->unpin(d, p);
 }
 
 /* ---- runs --------------------------------------------------------------------------------- */

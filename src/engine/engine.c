@@ -89,8 +89,6 @@ static int check_device(struct baton_engine *en, uint32_t chunk, struct baton_er
         return base_fail(e, BATON_ERR_UNSUPPORTED, "device %s can't prefill", caps->name);
     if (en->role != BATON_PRODUCER && !caps->decode)
         return base_fail(e, BATON_ERR_UNSUPPORTED, "device %s can't decode", caps->name);
-    if (!caps->host_kv)
-        return base_fail(e, BATON_ERR_UNSUPPORTED, "device %s keeps its own KV cache", caps->name);
     if (en->lanes > caps->max_lanes || en->lanes > caps->max_rows)
         return base_fail(e, BATON_ERR_USAGE, "%u lanes asked for, device %s has %u", en->lanes,
                          caps->name, caps->max_lanes);
@@ -120,6 +118,9 @@ static int open_pool(struct baton_engine *en, struct baton_error *e)
                             (size_t)kv_pool_bytes(en->pool), e);
     if (rc == 0 && !(en->logits = base_try_alloc((size_t)en->lanes * en->vocab, sizeof(float), e)))
         rc = BATON_ERR_NOMEM;
+    if (rc == 0)
+        en->logits_pinned = device_pin(en->binding->device, en->logits,
+                                       (size_t)en->lanes * en->vocab * sizeof(float));
     return rc;
 }
 
@@ -233,6 +234,8 @@ void engine_close(struct baton_engine *en)
     }
     engine_io_close(en);
     device_program_close(en->program);
+    if (en->logits_pinned)
+        device_unpin(en->binding->device, en->logits);
     if (en->pool)
         device_kv_close(en->binding->device);
     kv_pool_close(en->pool);

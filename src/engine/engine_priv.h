@@ -191,10 +191,9 @@ void engine_session_free(struct engine_session *s); /* no pages, no lane; NULL i
 int engine_session_take_pages(struct baton_engine *en, struct engine_session *s, uint32_t n_tokens,
                               struct baton_error *e);
 void engine_session_drop_pages(struct baton_engine *en, struct engine_session *s);
-/* Where the device keeps pages of its own: bring what a layer retains of the sequence to the host's
- * pages, or of all layers from there to the device. Nothing to do elsewhere. */
-int engine_session_fetch(struct baton_engine *en, struct engine_session *s, uint32_t layer,
-                         struct baton_error *e);
+/* Where the device keeps pages of its own: bring what the layers retain of the sequence to the
+ * host's pages, or from there to the device. Nothing to do elsewhere. */
+int engine_session_fetch(struct baton_engine *en, struct engine_session *s, struct baton_error *e);
 int engine_session_deliver(struct baton_engine *en, struct engine_session *s,
                            struct baton_error *e);
 /* The lowest free lane; false where there is none. */
@@ -311,6 +310,7 @@ struct baton_engine {
     uint32_t n_blocks, n_seqs; /* committed */
     uint64_t serial;
     float *logits;                       /* [lanes, vocab] */
+    bool logits_pinned; /* known to the device as a place that results go to */
     bool chunk_last;                     /* the last turn was a prefill chunk: decode goes first */
     uint64_t cancelled[ENGINE_MAX_OPEN]; /* consumer: ids given up before their offer came */
     uint32_t n_cancelled;

@@ -59,14 +59,16 @@ void engine_producer_layer(struct baton_engine *en, struct engine_session *s, ui
 
 static void send_rest(struct baton_engine *en, struct engine_session *s)
 {
-    for (uint32_t l = 0; l < en->geometry.n_layers; l++) {
-        struct baton_error e;
-        if (s->sent[l] < s->done && engine_session_fetch(en, s, l, &e)) {
-            engine_session_fail(en, s, &e);
-            return;
-        }
-        engine_producer_layer(en, s, l, s->done);
+    struct baton_error e;
+    bool all = true; /* a stream has left already */
+    for (uint32_t l = 0; l < en->geometry.n_layers; l++)
+        all = all && s->sent[l] == s->done;
+    if (!all && engine_session_fetch(en, s, &e)) {
+        engine_session_fail(en, s, &e);
+        return;
     }
+    for (uint32_t l = 0; l < en->geometry.n_layers; l++)
+        engine_producer_layer(en, s, l, s->done);
     s->commit_sent = true;
     engine_post(en, ENGINE_COMMIT, s, NULL);
 }

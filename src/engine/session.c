@@ -197,23 +197,29 @@ void engine_session_drop_pages(struct baton_engine *en, struct engine_session *s
     engine_count_pages(en);
 }
 
-int engine_session_fetch(struct baton_engine *en, struct engine_session *s, uint32_t layer,
-                         struct baton_error *e)
+/* Positions that each layer retains of the sequence as it stands. */
+static uint32_t retained(const struct baton_engine *en, const struct engine_session *s,
+                         uint32_t first[KV_MAX_LAYERS])
 {
     uint32_t n = kv_seq_length(s->seq);
-    uint32_t first = kv_retained_first(&en->geometry, layer, n);
-    return device_kv_read(en->binding->device, &kv_seq_views(s->seq)[layer], first, n - first, e);
+    for (uint32_t l = 0; l < en->geometry.n_layers; l++)
+        first[l] = kv_retained_first(&en->geometry, l, n);
+    return n;
 }
 
-int engine_session_deliver(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
+int engine_session_fetch(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
 {
-    uint32_t n = kv_seq_length(s->seq);
-    int rc = 0;
-    for (uint32_t l = 0; rc == 0 && l < en->geometry.n_layers; l++) {
-        uint32_t first = kv_retained_first(&en->geometry, l, n);
-        rc = device_kv_write(en->binding->device, &kv_seq_views(s->seq)[l], first, n - first, e);
-    }
-    return rc;
+    uint32_t first[KV_MAX_LAYERS], end = retained(en, s, first);
+    return device_kv_read(en->binding->device, kv_seq_views(s->seq), en->geometry.n_layers, first,
+                          end, e);
+}
+
+int engine_session_deliver(struct baton_engine *en, struct engine_session *s,
+                           struct baton_error *e)
+{
+    uint32_t first[KV_MAX_LAYERS], end = retained(en, s, first);
+    return device_kv_write(en->binding->device, kv_seq_views(s->seq), en->geometry.n_layers, first,
+                           end, e);
 }
 
 bool engine_session_take_lane(struct baton_engine *en, struct engine_session *s)
@@ -366,8 +372,8 @@ void engine_session_begin(struct baton_engine *en, struct engine_session *s, con
     s->state = ENGINE_DECODE;
     engine_session_note_positions(en, s);
     engine_count_pages(en);
-    for (uint32_t l = 0; rc == 0 && s->request->ask.kv_save && l < en->geometry.n_layers; l++)
-        rc = engine_session_fetch(en, s, l, &e);
+    if (s->request->ask.kv_save)
+        rc = engine_session_fetch(en, s, &e);
     if (rc == 0 && s->request->ask.kv_save)
         rc = engine_kv_save(en, s, row, &e);
     if (rc)

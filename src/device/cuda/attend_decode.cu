@@ -119,21 +119,37 @@ static __device__ void soften(const struct part &p, float s[HEADS][CUDA_SPLIT], 
     }
 }
 
+/* The warp's values on their way into shared memory while scores are made; zeros where the row does
+ * not see them. */
+static __device__ void stage_values(const struct job &j, const struct part &p, uint32_t start,
+                                    cuda_bf16 *to)
+{
+    uint32_t lane = threadIdx.x & 31, dim = j.a.head_dim, units = dim / 8;
+    const cuda_bf16 *v = warp_page(j, p, start, j.a.pages.v);
+    to += start % CUDA_SPLIT * dim;
+    for (uint32_t i = lane; i < WARP_POSITIONS * units; i += 32) {
+        bool real = v && sees(p, start + i / units);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                         (uint32_t)__cvta_generic_to_shared(to + 8 * i)),
+                     "l"(real ? v + 8 * i : j.a.q), "r"(real ? 16 : 0));
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
 /* The warp's share of p v: lanes of one position hold 8 dims each. Into o[slot][head][dim], a slot
  * for every warp and position that it takes at a time. */
 template <int N>
 static __device__ void sum_values(const struct job &j, const struct part &p, uint32_t start,
-                                  float s[HEADS][CUDA_SPLIT], float *o)
+                                  float s[HEADS][CUDA_SPLIT], const cuda_bf16 *v, float *o)
 {
     uint32_t lane = threadIdx.x & 31, dim = j.a.head_dim, lanes = dim / 8, at_once = 32 / lanes;
     uint32_t sub = lane / lanes, d = lane % lanes * 8, at = start % CUDA_SPLIT;
-    const cuda_bf16 *v = warp_page(j, p, start, j.a.pages.v);
     float acc[N][8] = {};
     if (sub >= at_once)
         return;
 #pragma unroll 8
-    for (uint32_t i = sub; v && i < WARP_POSITIONS; i += at_once) {
-        uint4 w = sees(p, start + i) ? *(const uint4 *)(v + i * dim + d) : make_uint4(0, 0, 0, 0);
+    for (uint32_t i = sub; i < WARP_POSITIONS; i += at_once) {
+        uint4 w = *(const uint4 *)(v + (at + i) * dim + d);
 #pragma unroll
         for (int h = 0; h < N; h++) {
             float x = s[h][at + i];
@@ -153,31 +169,62 @@ static __device__ void sum_values(const struct job &j, const struct part &p, uin
             o[(slot * N + h) * dim + d + i] = acc[h][i];
 }
 
-/* All splits of a head in order. */
-static __device__ void combine(const struct job &j, const struct part &p)
+/* Splits that a row may have: their factors share the memory of o. */
+#define MAX_SPLITS 1024u
+
+/* What each split of a head counts for, by one warp a head; returns by f [heads][MAX_SPLITS] and,
+ * behind the last split, nothing. The order of the sum depends on the number of splits alone. */
+static __device__ void weigh(const struct job &j, const struct part &p, float *f, float *l)
 {
-    uint32_t dim = j.a.head_dim, n = p.n_splits;
-    for (uint32_t i = threadIdx.x; i < p.n_heads * dim; i += blockDim.x) {
-        uint32_t h = p.head0 + i / dim, d = i % dim;
-        size_t at = ((size_t)p.row * j.a.q_heads + h) * j.p.max_splits;
-        const volatile float2 *ml = j.p.ml + at;
-        const volatile float *o = j.p.o + at * dim + d;
-        float m = NONE, l = 0, sum = 0;
-        for (uint32_t s = 0; s < n; s++)
-            m = fmaxf(m, ml[s].x);
-#pragma unroll 4
-        for (uint32_t s = 0; s < n; s++) {
-            float f = exp2f(ml[s].x - m);
-            l += f * ml[s].y;
-            sum += f * o[(size_t)s * dim];
+    uint32_t lane = threadIdx.x & 31, n = p.n_splits;
+    for (uint32_t h = threadIdx.x >> 5; h < p.n_heads; h += WARPS) {
+        const float2 *ml = j.p.ml + ((size_t)p.row * j.a.q_heads + p.head0 + h) * j.p.max_splits;
+        float m = NONE, sum = 0;
+        for (uint32_t s = lane; s < n; s += 32)
+            m = fmaxf(m, __ldcg(&ml[s]).x);
+        m = warp_max(m);
+        for (uint32_t s = lane; s < n; s += 32) {
+            float2 v = __ldcg(&ml[s]);
+            float x = exp2f(v.x - m);
+            f[h * MAX_SPLITS + s] = x;
+            sum += x * v.y;
         }
-        j.a.o[(size_t)p.row * j.a.ldo + h * dim + d] = to_bf16(sum / l);
+        sum = warp_sum(sum);
+        if (lane == 0)
+            l[h] = sum;
+    }
+}
+
+/* All splits of a head in order, four dims a thread. */
+static __device__ void combine(const struct job &j, const struct part &p, float *f, float *l)
+{
+    uint32_t dim = j.a.head_dim, n = p.n_splits, units = dim / 4;
+    weigh(j, p, f, l);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < p.n_heads * units; i += blockDim.x) {
+        uint32_t h = i / units, d = 4 * (i % units);
+        size_t at = ((size_t)p.row * j.a.q_heads + p.head0 + h) * j.p.max_splits;
+        const float *o = j.p.o + at * dim + d;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+        for (uint32_t s = 0; s < n; s++) {
+            float x = f[h * MAX_SPLITS + s];
+            float4 v = __ldcg((const float4 *)(o + (size_t)s * dim));
+            sum.x += x * v.x;
+            sum.y += x * v.y;
+            sum.z += x * v.z;
+            sum.w += x * v.w;
+        }
+        float r = 1 / l[h];
+        *(uint2 *)(j.a.o + (size_t)p.row * j.a.ldo + (p.head0 + h) * dim + d) =
+            make_uint2(pack_bf16(sum.x * r, sum.y * r), pack_bf16(sum.z * r, sum.w * r));
     }
 }
 
 template <int N> static __global__ void __launch_bounds__(32 * WARPS) attend(struct job j)
 {
-    extern __shared__ float o[];
+    extern __shared__ __align__(16) float o[];
+    cuda_bf16 *vs = (cuda_bf16 *)(o + N * 32 * 8 * WARPS);
     __shared__ float s[HEADS][CUDA_SPLIT];
     __shared__ float2 ml[HEADS];
     __shared__ bool last;
@@ -186,11 +233,13 @@ template <int N> static __global__ void __launch_bounds__(32 * WARPS) attend(str
     if (!find_part(j, &p))
         return;
     uint32_t start = p.base + (threadIdx.x >> 5) * WARP_POSITIONS, dim = j.a.head_dim;
+    stage_values(j, p, start, vs);
     score(j, p, start, s);
     __syncthreads();
     soften(p, s, ml);
+    asm volatile("cp.async.wait_group 0;");
     __syncthreads();
-    sum_values<N>(j, p, start, s, o);
+    sum_values<N>(j, p, start, s, vs, o);
     __syncthreads();
     uint32_t slots = WARPS * (32 / (dim / 8));
     for (uint32_t i = threadIdx.x; i < p.n_heads * dim; i += blockDim.x) {
@@ -217,9 +266,18 @@ template <int N> static __global__ void __launch_bounds__(32 * WARPS) attend(str
     if (!last)
         return;
     __threadfence();
-    combine(j, p);
+    combine(j, p, o, (float *)ml);
     if (threadIdx.x == 0)
         *arrived = 0;
+}
+
+template <int N>
+static cudaError_t run(struct cuda_where at, dim3 grid, const struct job &j)
+{
+    size_t shared = N * 32 * 8 * WARPS * sizeof(float) + (size_t)CUDA_SPLIT * j.a.head_dim * 2;
+    cudaError_t rc = cudaFuncSetAttribute(attend<N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          (int)shared);
+    return rc ? rc : launch(at, attend<N>, grid, 32 * WARPS, shared, j);
 }
 
 cudaError_t cuda_attend_decode(struct cuda_where at, const struct cuda_attention *a,
@@ -228,13 +286,12 @@ cudaError_t cuda_attend_decode(struct cuda_where at, const struct cuda_attention
     struct job j = {*a, p, r, a->q_heads / a->kv_heads, 0};
     j.bundles = (j.group + HEADS - 1) / HEADS;
     dim3 grid(splits, a->kv_heads * j.bundles, r.n);
-    uint32_t n = j.group < HEADS ? j.group : HEADS, slots = WARPS * (32 / (a->head_dim / 8));
-    size_t one = (size_t)slots * a->head_dim * sizeof(float);
+    uint32_t n = j.group < HEADS ? j.group : HEADS;
+    if (splits > MAX_SPLITS)
+        return cudaErrorInvalidValue;
     if (n == 1)
-        return launch(at, attend<1>, grid, 32 * WARPS, one, j);
+        return run<1>(at, grid, j);
     if (n == 2)
-        return launch(at, attend<2>, grid, 32 * WARPS, 2 * one, j);
-    if (n <= 4)
-        return launch(at, attend<4>, grid, 32 * WARPS, 4 * one, j);
-    return launch(at, attend<8>, grid, 32 * WARPS, 8 * one, j);
+        return run<2>(at, grid, j);
+    return n <= 4 ? run<4>(at, grid, j) : run<8>(at, grid, j);
 }

@@ -44,6 +44,14 @@ static __device__ __forceinline__ void load4_transposed(uint32_t r[4], const voi
                  : "r"(shared_address(p)));
 }
 
+/* 2^x to 2 units in the last place; 0 for minus infinity. */
+static __device__ __forceinline__ float power2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 static __device__ __forceinline__ float quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
@@ -217,15 +225,17 @@ static __global__ void __launch_bounds__(THREADS, HD > 128 ? 1 : 2) attend(struc
                 for (int n = 0; n < 8; n++)
                     top = fmaxf(top, fmaxf(s[t][n][2 * h], s[t][n][2 * h + 1]));
                 top = fmaxf(m[t][h], quad_max(top) * scale);
-                float base = top == NONE ? 0 : top, f = exp2f(m[t][h] - base);
+                float base = top == NONE ? 0 : top, f = power2(m[t][h] - base);
                 m[t][h] = top;
 #pragma unroll
                 for (int n = 0; n < 8; n++) {
-                    s[t][n][2 * h] = exp2f(s[t][n][2 * h] * scale - base);
-                    s[t][n][2 * h + 1] = exp2f(s[t][n][2 * h + 1] * scale - base);
+                    s[t][n][2 * h] = power2(s[t][n][2 * h] * scale - base);
+                    s[t][n][2 * h + 1] = power2(s[t][n][2 * h + 1] * scale - base);
                     sum += s[t][n][2 * h] + s[t][n][2 * h + 1];
                 }
                 l[t][h] = l[t][h] * f + sum;
+                if (__all_sync(0xFFFFFFFFu, f == 1)) /* most tiles: no row has a new maximum */
+                    continue;
 #pragma unroll
                 for (int n = 0; n < HD / 8; n++) {
                     o[t][n][2 * h] *= f;

@@ -52,10 +52,12 @@ struct cuda_device {
 /* pages.c */
 int cuda_kv_open(struct device *d, void *host, size_t bytes, struct baton_error *e);
 void cuda_kv_close(struct device *d);
-int cuda_kv_read(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                 struct baton_error *e);
-int cuda_kv_write(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                  struct baton_error *e);
+int cuda_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                 const uint32_t *first, uint32_t end, struct baton_error *e);
+int cuda_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                  const uint32_t *first, uint32_t end, struct baton_error *e);
+bool cuda_pin(struct device *d, void *p, size_t bytes);
+void cuda_unpin(struct device *d, void *p);
 /* Put the copy of the pages that hold [first, first + n) on a stream. */
 int cuda_pages_copy(struct cuda_device *d, const struct baton_kv_view *v, uint32_t first,
                     uint32_t n, bool to_host, cudaStream_t stream, struct baton_error *e);
@@ -245,6 +247,8 @@ struct cuda_run {
     bool decode;            /* few rows: vector-matrix kernels and split attention */
     uint32_t splits[CUDA_GROUPS];
     bool exports;           /* layers are copied to the host as they complete */
+    bool pinned;            /* the logits' place can be part of a graph */
+    size_t meta_used;       /* bytes of what the batch says */
 };
 int cuda_program_open(struct device *d, const struct device_graph *g, struct device_program **out,
                       struct baton_error *e);
@@ -259,6 +263,11 @@ struct cuda_profile;
 struct cuda_profile *cuda_profile_open(const struct cuda_run *r); /* NULL: not asked for */
 void cuda_profile_step(struct cuda_profile *p, const struct cuda_run *r, uint32_t step);
 void cuda_profile_close(struct cuda_profile *p, const struct cuda_run *r);
+
+/* run.c: what the batch says to the device, logits to the host, and both around the steps. */
+int cuda_meta_in(struct cuda_run *r, struct baton_error *e);
+int cuda_logits_out(struct cuda_run *r, struct baton_error *e);
+int cuda_whole_run(struct cuda_run *r, struct baton_error *e);
 
 /* step.c: all steps of a run onto its stream. */
 int cuda_steps(struct cuda_run *r, struct baton_error *e);

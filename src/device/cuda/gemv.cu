@@ -2,31 +2,24 @@
 /* A few rows times a matrix: streams the weights once for all rows.
  *
  * The matrix unit computes 16 outputs times 8 rows; weights are its first operand, so rows that do
- * not exist cost nothing and each row keeps a column, hence its bits, to itself. A block computes
- * 8, 16 or 32 outputs; its warps share k in slices of multiples of 32 and are added up in order.
- * A lane loads 8 consecutive weights (16 bytes): k is permuted inside 32 alike for both operands.
+ * not exist cost nothing and each row keeps a column, hence its bits, to itself. A block walks
+ * tiles of 8 or 16 outputs; its warps share k in slices of multiples of 32 and are added up in
+ * order. Loads run DEPTH steps ahead across the borders of tiles, and begin before the kernel in
+ * front has ended: small matrices are mostly in registers when their rows arrive. A lane loads 8
+ * consecutive weights (16 bytes): k is permuted inside 32 alike for both operands.
  * bf16 operands, float32 sums; promised: relative error 3e-7 * sqrt(k) of the sum of magnitudes. */
 #include "device/cuda/kernel.cuh"
 
-#define MAX_WARPS 16
-#define DEPTH 4 /* loads of 32 k under way for each half tile */
-
-static __device__ __forceinline__ uint4 load_weight(const cuda_bf16 *p)
-{
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
+#define WARPS 8
+#define DEPTH 12 /* steps of 32 k under way, a warp */
 
 /* Norm the rows into shared memory as bf16 without the row's own factor, which the epilogue
  * applies: that needs no pass before the first product. Returns by `factor` [8] in shared memory. */
 static __device__ void stage_rows(const struct cuda_gemv &j, cuda_bf16 *xs, uint32_t ld,
                                   float *factor)
 {
-    uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, n = blockDim.x / 32;
-    __shared__ float part[MAX_WARPS][CUDA_DECODE_ROWS];
+    uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    __shared__ float part[WARPS][CUDA_DECODE_ROWS];
     for (uint32_t r = 0; r < j.rows; r++) {
         float sum = 0;
         for (uint32_t i = 4 * threadIdx.x; i < j.k; i += 4 * blockDim.x) {
@@ -44,7 +37,7 @@ static __device__ void stage_rows(const struct cuda_gemv &j, cuda_bf16 *xs, uint
     __syncthreads();
     if (threadIdx.x < j.rows) {
         float sum = 0;
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = 0; i < WARPS; i++)
             sum += part[i][threadIdx.x];
         factor[threadIdx.x] = rsqrtf(sum / j.k + j.eps);
     }
@@ -63,131 +56,147 @@ static __device__ __forceinline__ void put(const struct cuda_gemv &j, uint32_t r
         ((cuda_bf16 *)j.y)[at] = to_bf16(v);
 }
 
-/* OUT: outputs of a block, 8 (half a tile), 16 or 32. NORM: rows come from xf. GATE: a tile is 8
- * outputs of the gate above the same 8 of up. */
-template <int OUT, bool NORM, bool GATE>
-static __global__ void __launch_bounds__(32 * MAX_WARPS) gemv(struct cuda_gemv j, uint32_t slice)
-{
-    constexpr int TILES = OUT == 8 ? 1 : OUT / 16;
-    constexpr int HALVES = OUT == 8 ? 1 : 2;
-    extern __shared__ __align__(16) cuda_bf16 xs[];
-    __shared__ float sums[MAX_WARPS][TILES][32][4];
-    __shared__ float factor[CUDA_DECODE_ROWS];
-    uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-    uint32_t k0 = warp * slice, k1 = min(j.k, k0 + slice), ldxs = j.k + 32;
-    uint32_t steps = k1 > k0 ? (k1 - k0 + 31) / 32 : 0, outs = GATE ? OUT / 2 : OUT;
-    uint32_t m0 = blockIdx.x * outs, at = k0 + 8 * q;
-    const cuda_bf16 *w[TILES][HALVES];
-    bool have[TILES][HALVES];
-    uint4 buf[DEPTH][TILES][HALVES];
-    float c[TILES][4] = {};
+/* Loads under way, a step of 32 k ahead of the other: where the next one comes from. Every lane
+ * brings its own 16 bytes of the lower and the upper 8 outputs into its own place of the warp's
+ * ring, so that nobody else waits for them. */
+struct ahead {
+    const cuda_bf16 *from; /* the lower outputs' row at this lane's k */
+    uint32_t m, k, tile;
+};
 
+template <int HALVES>
+static __device__ __forceinline__ void issue(uint32_t slot, const struct ahead &a,
+                                             const struct cuda_gemv &j, size_t upper, uint32_t rows,
+                                             uint32_t k1, uint32_t n_tiles)
+{
 #pragma unroll
-    for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int h = 0; h < HALVES; h++) {
-            uint32_t m = GATE ? m0 + 8 * t + g : m0 + 16 * t + 8 * h + g;
-            have[t][h] = m < j.m;
-            w[t][h] = j.w + ((size_t)(GATE && h ? j.m : 0) + (have[t][h] ? m : 0)) * j.k + at;
-        }
-    auto fetch = [&](uint4(&to)[TILES][HALVES], uint32_t s) {
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int h = 0; h < HALVES; h++)
-                to[t][h] = have[t][h] && s < steps && at + 32 * s < k1
-                               ? load_weight(w[t][h] + 32 * s)
-                               : make_uint4(0, 0, 0, 0);
-    };
-#pragma unroll
-    for (int d = 0; d < DEPTH; d++)
-        fetch(buf[d], d);
-    wait_before();
-    if (NORM)
-        stage_rows(j, xs, ldxs, factor);
-    bool row = g < j.rows;
-    const cuda_bf16 *x = NORM ? xs + g * ldxs + at : j.x + (size_t)(row ? g : 0) * j.ldx + at;
-    auto rows_at = [&](uint32_t s) {
-        return row && s < steps && at + 32 * s < k1 ? *(const uint4 *)(x + 32 * s)
-                                                    : make_uint4(0, 0, 0, 0);
-    };
-    uint4 next[DEPTH];
-#pragma unroll
-    for (int d = 0; d < DEPTH; d++)
-        next[d] = rows_at(d);
-    for (uint32_t s = 0; s < steps; s += DEPTH)
-#pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            uint4 b = next[d];
-            next[d] = rows_at(s + d + DEPTH);
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                uint4 a0 = buf[d][t][0], a1 = make_uint4(0, 0, 0, 0);
-                if (HALVES == 2)
-                    a1 = buf[d][t][HALVES - 1];
-                mma16816(c[t], a0.x, a1.x, a0.y, a1.y, b.x, b.y);
-                mma16816(c[t], a0.z, a1.z, a0.w, a1.w, b.z, b.w);
-            }
-            fetch(buf[d], s + d + DEPTH);
-        }
-#pragma unroll
-    for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            sums[warp][t][lane][i] = c[t][i];
-    __syncthreads();
-    /* Thread (tile, lane, i): outputs g and g + 8 of row 2q + i. */
-    uint32_t tile = threadIdx.x / 64, ln = threadIdx.x / 2 % 32, i = threadIdx.x & 1;
-    uint32_t r = 2 * (ln & 3) + i, n_warps = blockDim.x / 32;
-    if (tile >= TILES || r >= j.rows)
-        return;
+    for (int h = 0; h < HALVES; h++) {
+        bool real = a.tile < n_tiles && a.m + h * rows < j.m && a.k < k1;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(slot + 512 * h),
+                     "l"(real ? a.from + h * upper : j.w), "r"(real ? 16 : 0));
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
+static __device__ __forceinline__ uint4 read_slot(uint32_t slot)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(slot)
+                 : "memory");
+    return v;
+}
+
+/* The tile's sums over the warps, by 64 threads; thread (lane, i): outputs g, g + 8 of row 2q + i. */
+template <int HALVES, bool NORM, bool GATE>
+static __device__ __forceinline__ void finish(const struct cuda_gemv &j, uint32_t tile, uint32_t t,
+                                              const float sums[WARPS][32][4], const float *factor)
+{
+    uint32_t lane = t / 2, i = t & 1, r = 2 * (lane & 3) + i;
     float lo = 0, hi = 0;
-    for (uint32_t k = 0; k < n_warps; k++) {
-        lo += sums[k][tile][ln][i];
-        hi += sums[k][tile][ln][i + 2];
+    if (r >= j.rows)
+        return;
+#pragma unroll
+    for (int k = 0; k < WARPS; k++) {
+        lo += sums[k][lane][i];
+        hi += sums[k][lane][i + 2];
     }
     if (NORM) {
         lo *= factor[r];
         hi *= factor[r];
     }
-    uint32_t m = m0 + (GATE ? 8 : 16) * tile + (ln >> 2);
-    if (GATE) {
-        if (m < j.m)
-            put(j, r, m, activate(lo, j.act) * hi);
-        return;
-    }
+    uint32_t m = (GATE || HALVES == 1 ? 8 : 16) * tile + (lane >> 2);
     if (m < j.m)
-        put(j, r, m, lo + (j.bias ? j.bias[m] : 0));
-    if (HALVES == 2 && m + 8 < j.m)
+        put(j, r, m, GATE ? activate(lo, j.act) * hi : lo + (j.bias ? j.bias[m] : 0));
+    if (!GATE && HALVES == 2 && m + 8 < j.m)
         put(j, r, m + 8, hi + (j.bias ? j.bias[m + 8] : 0));
 }
 
-template <int OUT, bool NORM, bool GATE>
-static cudaError_t run(struct cuda_where at, const struct cuda_gemv *g)
+/* HALVES 1: tiles of 8 outputs, 2: of 16. NORM: rows come from xf. GATE: a tile is 8 outputs of the
+ * gate above the same 8 of up. Shared memory: the rings, then the normed rows. */
+template <int HALVES, bool NORM, bool GATE>
+static __global__ void __launch_bounds__(32 * WARPS, 2)
+    gemv(struct cuda_gemv j, uint32_t slice, uint32_t n_tiles)
 {
-    uint32_t outs = GATE ? OUT / 2 : OUT, blocks = (g->m + outs - 1) / outs;
-    uint32_t steps = (g->k + 31) / 32, warps = 8;
-    if (blocks < 300 && steps >= 64)
-        warps = 16;
-    while (warps > 2 && steps < 2 * warps)
-        warps /= 2;
-    uint32_t slice = (steps + warps - 1) / warps * 32;
-    size_t shared = NORM ? (size_t)CUDA_DECODE_ROWS * (g->k + 32) * 2 : 0;
-    return launch(at, gemv<OUT, NORM, GATE>, blocks, 32 * (warps < 4 ? 4 : warps), shared, *g,
-                  slice);
+    constexpr uint32_t OUTS = GATE || HALVES == 1 ? 8 : 16, SLOT = 512 * HALVES;
+    extern __shared__ __align__(16) uint8_t shared[];
+    __shared__ float sums[2][WARPS][32][4];
+    __shared__ float factor[CUDA_DECODE_ROWS];
+    cuda_bf16 *xs = (cuda_bf16 *)(shared + WARPS * DEPTH * SLOT);
+    uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
+    uint32_t k0 = warp * slice, k1 = min(j.k, k0 + slice), ldxs = j.k + 32, steps = slice / 32;
+    uint32_t at = k0 + 8 * (lane & 3);
+    uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + warp * DEPTH * SLOT + 16 * lane;
+    size_t upper = (size_t)(GATE ? j.m : 8) * j.k, hop = (size_t)OUTS * gridDim.x * j.k;
+    struct ahead a = {j.w + ((size_t)OUTS * blockIdx.x + g) * j.k + at, OUTS * blockIdx.x + g, at,
+                      blockIdx.x};
+    uint32_t rows = GATE ? 0 : 8, ahead_step = 0;
+    auto next = [&](uint32_t slot) {
+        issue<HALVES>(ring + slot * SLOT, a, j, upper, rows, k1, n_tiles);
+        a.from += 32;
+        a.k += 32;
+        if (++ahead_step == steps) {
+            ahead_step = 0;
+            a.k = at;
+            a.from += hop - 32 * (size_t)steps;
+            a.m += OUTS * gridDim.x;
+            a.tile += gridDim.x;
+        }
+    };
+    for (uint32_t d = 0; d < DEPTH; d++)
+        next(d);
+    wait_before();
+    if (NORM)
+        stage_rows(j, xs, ldxs, factor);
+    const cuda_bf16 *x = NORM ? xs + g * ldxs + at : j.x + (size_t)(g < j.rows ? g : 0) * j.ldx + at;
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+    bool row = g < j.rows;
+    uint4 b = row && at < k1 ? *(const uint4 *)x : zero;
+    float c[4] = {};
+    uint32_t slot = 0, turn = 0;
+    for (uint32_t tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
+        for (uint32_t step = 0; step < steps; step++) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1));
+            uint4 a0 = read_slot(ring + slot * SLOT), a1 = zero, now = b;
+            if (HALVES == 2)
+                a1 = read_slot(ring + slot * SLOT + 512);
+            uint32_t k = step + 1 == steps ? 0 : 32 * (step + 1);
+            b = row && at + k < k1 ? *(const uint4 *)(x + k) : zero;
+            mma16816(c, a0.x, a1.x, a0.y, a1.y, now.x, now.y);
+            mma16816(c, a0.z, a1.z, a0.w, a1.w, now.z, now.w);
+            next(slot);
+            slot = slot + 1 == DEPTH ? 0 : slot + 1;
+        }
+        *(float4 *)sums[turn & 1][warp][lane] = make_float4(c[0], c[1], c[2], c[3]);
+        c[0] = c[1] = c[2] = c[3] = 0;
+        __syncthreads(); /* one a tile: the other half of sums is written next */
+        if (warp / 2 == turn % (WARPS / 2))
+            finish<HALVES, NORM, GATE>(j, tile, threadIdx.x & 63, sums[turn & 1], factor);
+        turn++;
+    }
 }
 
-/* Fewer outputs a block where the matrix is small, so that every multiprocessor has two blocks. A
- * function of the shape alone: bits do not depend on the number of rows. */
+/* Tiles of 8 where the matrix is small, so that every multiprocessor has one. A function of the
+ * shape alone, like the slices: bits depend neither on the number of rows nor on the card. */
+template <int HALVES, bool NORM, bool GATE>
+static cudaError_t run(struct cuda_where at, const struct cuda_gemv *g, uint32_t n_sms)
+{
+    uint32_t outs = GATE || HALVES == 1 ? 8 : 16, tiles = (g->m + outs - 1) / outs;
+    uint32_t slice = ((g->k + 31) / 32 + WARPS - 1) / WARPS * 32;
+    uint32_t rounds = (tiles + n_sms - 1) / n_sms, blocks = (tiles + rounds - 1) / rounds;
+    size_t shared = WARPS * DEPTH * 512 * HALVES + (NORM ? (size_t)g->rows * (g->k + 32) * 2 : 0);
+    cudaError_t rc = cudaFuncSetAttribute(
+        gemv<HALVES, NORM, GATE>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    return rc ? rc : launch(at, gemv<HALVES, NORM, GATE>, blocks, 32 * WARPS, shared, *g, slice, tiles);
+}
+
 template <bool NORM>
 static cudaError_t choose(struct cuda_where at, const struct cuda_gemv *g, uint32_t n_sms)
 {
-    (void)n_sms;
     if (g->epilogue == CUDA_GATE)
-        return g->m >= 8192 ? run<32, NORM, true>(at, g) : run<16, NORM, true>(at, g);
-    if (g->m >= 32768)
-        return run<32, NORM, false>(at, g);
-    return g->m >= 4096 ? run<16, NORM, false>(at, g) : run<8, NORM, false>(at, g);
+        return run<2, NORM, true>(at, g, n_sms);
+    return g->m >= 4096 ? run<2, NORM, false>(at, g, n_sms) : run<1, NORM, false>(at, g, n_sms);
 }
 
 cudaError_t cuda_gemv(struct cuda_where at, const struct cuda_gemv *g, uint32_t n_sms)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decode steps as CUDA graphs: hundreds of small kernels with one call.
  *
- * What changes from step to step (tokens, positions, block tables) lies in device memory that is
- * filled before. A graph belongs to a number of rows, to bounds of the splits, which are rounded up
+ * What changes from step to step (tokens, positions, block tables) is copied from pinned memory at
+ * the graph's start. A graph belongs to a number of rows, to bounds of the splits, which are rounded up
  * to powers of two, and to the place that logits go to. */
 #include <string.h>
 
@@ -20,7 +20,8 @@ static struct cuda_graph *find(struct cuda_run *r)
     struct cuda_program *p = r->p;
     for (uint32_t i = 0; i < p->n_graphs; i++) {
         struct cuda_graph *g = &p->graphs[i];
-        if (g->rows == r->b->n_rows && g->logits == r->b->logits &&
+        if (g->rows == r->b->n_rows &&
+            g->logits == (r->pinned ? r->b->logits : NULL) &&
             !memcmp(g->splits, r->splits, sizeof g->splits))
             return g;
     }
@@ -47,7 +48,11 @@ static int record(struct cuda_run *r, cudaGraphExec_t *out, struct baton_error *
                         "recording a step", e);
     if (rc)
         return rc;
-    rc = cuda_steps(r, e);
+    rc = cuda_meta_in(r, e);
+    if (rc == 0)
+        rc = cuda_steps(r, e);
+    if (rc == 0 && r->pinned)
+        rc = cuda_logits_out(r, e);
     cudaError_t end = cudaStreamEndCapture(r->at.stream, &graph);
     if (rc == 0)
         rc = cuda_check(end, "recording a step", e);
@@ -72,7 +77,7 @@ int cuda_graph_run(struct cuda_run *r, struct baton_error *e)
         g = place(p);
         g->exec = exec;
         g->rows = r->b->n_rows;
-        g->logits = r->b->logits;
+        g->logits = r->pinned ? r->b->logits : NULL;
         memcpy(g->splits, r->splits, sizeof g->splits);
     }
     g->used = ++p->clock;

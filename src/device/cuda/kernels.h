@@ -62,7 +62,7 @@ cudaError_t cuda_embed(struct cuda_where at, float *y, const cuda_bf16 *table, s
 /* y = norm(x) * (offset + w), to float32 (y) and bf16 (h); either may be NULL. ld in elements. */
 cudaError_t cuda_norm(struct cuda_where at, float *y, cuda_bf16 *h, uint32_t ldh, const float *x,
                       const float *w, uint32_t rows, uint32_t cols, float eps, float offset);
-/* x += norm(y; w1); h = norm(x; w2). h may be NULL. */
+/* x += norm(y; w1); h = norm(x; w2). Norms: cols is a multiple of 8. */
 cudaError_t cuda_norm_add_norm(struct cuda_where at, cuda_bf16 *h, uint32_t ldh, float *x,
                                const float *y, const float *w1, const float *w2, uint32_t rows,
                                uint32_t cols, float eps, float offset);
@@ -118,7 +118,7 @@ struct cuda_gemv {
 };
 /* rows <= CUDA_DECODE_ROWS, k a multiple of 8. */
 cudaError_t cuda_gemv(struct cuda_where at, const struct cuda_gemv *g, uint32_t n_sms);
-#define CUDA_GEMV_NORM_MAX_K 2048u /* widest row that is normed on the way */
+#define CUDA_GEMV_NORM_MAX_K 4096u /* widest row that is normed on the way */
 
 /* ---- attention ---------------------------------------------------------------------------- */
 

@@ -135,6 +135,8 @@ static const struct device_impl impl = {
     .kv_close = cuda_kv_close,
     .kv_read = cuda_kv_read,
     .kv_write = cuda_kv_write,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
     .after_fork = true,
     .numbered = true,
 };

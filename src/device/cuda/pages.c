@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device's copy of the cache and the way between it and the engine's pool.
  *
- * Pages of a layer are copied whole: positions of a page that nobody stored travel too and mean
- * nothing on either side. K and V of a layer lie side by side in a block, so a run of consecutive
+ * Pages are copied whole: positions of a page that nobody stored travel too and mean nothing on
+ * either side. A layer leaves by itself while the next one computes: its K and V of a layer lie side by side in a block, so a run of consecutive
  * block numbers is one copy with a pitch. */
 #include <stdlib.h>
 
@@ -90,22 +90,80 @@ int cuda_pages_copy(struct cuda_device *d, const struct baton_kv_view *v, uint32
     return rc;
 }
 
-static int copy_now(struct device *base, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                    bool to_host, struct baton_error *e)
+/* Blocks [begin, end) of one table with all layers that share it: plain memory, since a block holds
+ * its layers without gaps. `base` is where block 0 starts. */
+static int copy_blocks(struct cuda_device *d, const struct baton_kv_view *v, const uint8_t *base,
+                       uint32_t begin, uint32_t end, bool to_host, struct baton_error *e)
+{
+    size_t one = (size_t)v->layout->stride_block;
+    int rc = 0;
+    for (uint32_t b = begin, run; b < end && rc == 0; b += run) {
+        if (b >= v->n_blocks || v->blocks[b] < 0)
+            return base_fail(e, BATON_ERR_USAGE, "cuda: no block for position %u", b * CUDA_PAGE);
+        for (run = 1; b + run < end && v->blocks[b + run] == v->blocks[b] + (int32_t)run;)
+            run++;
+        size_t at = (size_t)(base - d->host) + (size_t)v->blocks[b] * one;
+        rc = cuda_check(to_host ? cudaMemcpyAsync(d->host + at, d->pool + at, run * one,
+                                                  cudaMemcpyDeviceToHost, d->copy)
+                                : cudaMemcpyAsync(d->pool + at, d->host + at, run * one,
+                                                  cudaMemcpyHostToDevice, d->copy),
+                        "a copy of the KV cache", e);
+    }
+    return rc;
+}
+
+/* Table by table: the lowest address of its layers is where its blocks start. */
+static int copy_now(struct device *base, const struct baton_kv_view *views, uint32_t n_layers,
+                    const uint32_t *first, uint32_t end, bool to_host, struct baton_error *e)
 {
     struct cuda_device *d = (struct cuda_device *)base;
-    int rc = cuda_pages_copy(d, v, first, n, to_host, d->copy, e);
+    int rc = d->host ? 0 : base_fail(e, BATON_ERR_USAGE, "cuda: no KV pool is open");
+    if (rc)
+        return rc;
+    pin(d);
+    for (uint32_t l = 0; l < n_layers && rc == 0; l++) {
+        const struct baton_kv_view *v = &views[l];
+        const uint8_t *start = v->k < v->v ? v->k : v->v;
+        uint32_t lowest = first[l];
+        bool done = false;
+        for (uint32_t k = 0; k < n_layers; k++) {
+            const uint8_t *other = views[k].k < views[k].v ? views[k].k : views[k].v;
+            if (views[k].blocks != v->blocks)
+                continue;
+            done = done || k < l;
+            start = other < start ? other : start;
+            lowest = first[k] < lowest ? first[k] : lowest;
+        }
+        if (!done && lowest < end)
+            rc = copy_blocks(d, v, start, lowest / CUDA_PAGE, (end - 1) / CUDA_PAGE + 1, to_host, e);
+    }
     return rc ? rc : cuda_check(cudaStreamSynchronize(d->copy), "a copy of the KV cache", e);
 }
 
-int cuda_kv_read(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                 struct baton_error *e)
+int cuda_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                 const uint32_t *first, uint32_t end, struct baton_error *e)
 {
-    return copy_now(d, v, first, n, true, e);
+    return copy_now(d, views, n_layers, first, end, true, e);
 }
 
-int cuda_kv_write(struct device *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
-                  struct baton_error *e)
+int cuda_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                  const uint32_t *first, uint32_t end, struct baton_error *e)
 {
-    return copy_now(d, v, first, n, false, e);
+    return copy_now(d, views, n_layers, first, end, false, e);
+}
+
+bool cuda_pin(struct device *d, void *p, size_t bytes)
+{
+    (void)d;
+    if (cudaHostRegister(p, bytes, cudaHostRegisterDefault) == 0)
+        return true;
+    cudaGetLastError(); /* works without, slower */
+    return false;
+}
+
+void cuda_unpin(struct device *d, void *p)
+{
+    (void)d;
+    if (cudaHostUnregister(p))
+        cudaGetLastError();
 }

@@ -20,6 +20,12 @@ cudaError_t cuda_embed(struct cuda_where at, float *y, const cuda_bf16 *table, s
     return launch(at, embed, r.n, THREADS, 0, y, table, r, cols, scale);
 }
 
+static __device__ __forceinline__ float squares(float4 v)
+{
+    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
+
+/* cols is a multiple of 8. */
 static __global__ void norm(float *y, cuda_bf16 *h, uint32_t ldh, const float *x, const float *w,
                             uint32_t cols, float eps, float offset)
 {
@@ -27,22 +33,27 @@ static __global__ void norm(float *y, cuda_bf16 *h, uint32_t ldh, const float *x
     const float *from = x + (size_t)blockIdx.x * cols;
     float sum = 0;
     wait_before();
-    for (uint32_t j = threadIdx.x; j < cols; j += blockDim.x)
-        sum += from[j] * from[j];
+    for (uint32_t j = 4 * threadIdx.x; j < cols; j += 4 * blockDim.x)
+        sum += squares(*(const float4 *)(from + j));
     float scale = rsqrtf(block_sum(sum, buf) / cols + eps);
-    for (uint32_t j = threadIdx.x; j < cols; j += blockDim.x) {
-        float v = from[j] * scale * (offset + w[j]);
+    for (uint32_t j = 4 * threadIdx.x; j < cols; j += 4 * blockDim.x) {
+        float4 v = *(const float4 *)(from + j), g = *(const float4 *)(w + j);
+        v.x *= scale * (offset + g.x);
+        v.y *= scale * (offset + g.y);
+        v.z *= scale * (offset + g.z);
+        v.w *= scale * (offset + g.w);
         if (y)
-            y[(size_t)blockIdx.x * cols + j] = v;
+            *(float4 *)(y + (size_t)blockIdx.x * cols + j) = v;
         if (h)
-            h[(size_t)blockIdx.x * ldh + j] = to_bf16(v);
+            *(uint2 *)(h + (size_t)blockIdx.x * ldh + j) =
+                make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
     }
 }
 
 cudaError_t cuda_norm(struct cuda_where at, float *y, cuda_bf16 *h, uint32_t ldh, const float *x,
                       const float *w, uint32_t rows, uint32_t cols, float eps, float offset)
 {
-    return launch(at, norm, rows, rows <= CUDA_DECODE_ROWS ? 1024 : THREADS, 0, y, h, ldh, x, w,
+    return launch(at, norm, rows, rows <= CUDA_DECODE_ROWS ? 512 : THREADS, 0, y, h, ldh, x, w,
                   cols, eps, offset);
 }
 
@@ -55,26 +66,33 @@ static __global__ void norm_add_norm(cuda_bf16 *h, uint32_t ldh, float *x, const
     const float *ys = y + (size_t)blockIdx.x * cols;
     float sum = 0, sum2 = 0;
     wait_before();
-    for (uint32_t j = threadIdx.x; j < cols; j += blockDim.x)
-        sum += ys[j] * ys[j];
+    for (uint32_t j = 4 * threadIdx.x; j < cols; j += 4 * blockDim.x)
+        sum += squares(*(const float4 *)(ys + j));
     float scale = rsqrtf(block_sum(sum, buf) / cols + eps);
-    for (uint32_t j = threadIdx.x; j < cols; j += blockDim.x) {
-        float v = xs[j] + ys[j] * scale * (offset + w1[j]);
-        xs[j] = v;
-        sum2 += v * v;
+    for (uint32_t j = 4 * threadIdx.x; j < cols; j += 4 * blockDim.x) {
+        float4 v = *(const float4 *)(xs + j), u = *(const float4 *)(ys + j);
+        float4 g = *(const float4 *)(w1 + j);
+        v.x += u.x * scale * (offset + g.x);
+        v.y += u.y * scale * (offset + g.y);
+        v.z += u.z * scale * (offset + g.z);
+        v.w += u.w * scale * (offset + g.w);
+        *(float4 *)(xs + j) = v;
+        sum2 += squares(v);
     }
-    if (!h)
-        return;
     scale = rsqrtf(block_sum(sum2, buf) / cols + eps);
-    for (uint32_t j = threadIdx.x; j < cols; j += blockDim.x)
-        h[(size_t)blockIdx.x * ldh + j] = to_bf16(xs[j] * scale * (offset + w2[j]));
+    for (uint32_t j = 4 * threadIdx.x; j < cols; j += 4 * blockDim.x) {
+        float4 v = *(const float4 *)(xs + j), g = *(const float4 *)(w2 + j);
+        *(uint2 *)(h + (size_t)blockIdx.x * ldh + j) =
+            make_uint2(pack_bf16(v.x * scale * (offset + g.x), v.y * scale * (offset + g.y)),
+                       pack_bf16(v.z * scale * (offset + g.z), v.w * scale * (offset + g.w)));
+    }
 }
 
 cudaError_t cuda_norm_add_norm(struct cuda_where at, cuda_bf16 *h, uint32_t ldh, float *x,
                                const float *y, const float *w1, const float *w2, uint32_t rows,
                                uint32_t cols, float eps, float offset)
 {
-    return launch(at, norm_add_norm, rows, rows <= CUDA_DECODE_ROWS ? 1024 : THREADS, 0, h, ldh, x,
+    return launch(at, norm_add_norm, rows, rows <= CUDA_DECODE_ROWS ? 512 : THREADS, 0, h, ldh, x,
                   y, w1, w2, cols, eps, offset);
 }
 

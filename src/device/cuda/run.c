@@ -233,7 +233,7 @@ static void fill_tables(const struct cuda_run *r, int32_t *tables)
 }
 
 /* [ids][positions][spans][logit rows][tables], each at a fixed place while the stride holds. */
-static int send_meta(struct cuda_run *r, struct baton_error *e)
+static int fill_meta(struct cuda_run *r, struct baton_error *e)
 {
     struct cuda_program *p = r->p;
     const struct baton_batch *b = r->b;
@@ -261,8 +261,8 @@ static int send_meta(struct cuda_run *r, struct baton_error *e)
     r->rows = (struct cuda_rows){.ids = dev, .position = dev + cap, .span = dev + 2 * cap,
                                  .logit = dev + 3 * cap, .tables = dev + 4 * (size_t)cap,
                                  .table_stride = p->table_stride, .n = b->n_rows};
-    return cuda_check(cudaMemcpyAsync(dev, m, used * sizeof *m, cudaMemcpyHostToDevice,
-                                      r->at.stream), "a batch", e);
+    r->meta_used = used * sizeof *m;
+    return 0;
 }
 
 /* Blocks of split attention that the longest row needs, rounded up so that graphs last. */
@@ -306,7 +306,7 @@ static int prepare(struct cuda_run *r, struct baton_error *e)
     if (rc == 0)
         rc = grow_logits(r->p, b->n_logits, e);
     if (rc == 0)
-        rc = send_meta(r, e);
+        rc = fill_meta(r, e);
     if (rc == 0 && r->decode) {
         uint32_t window = window_of(&r->p->plan);
         r->splits[0] = splits_of(r, 0);
@@ -322,6 +322,39 @@ static bool graph_fits(const struct cuda_run *r)
     return r->decode && !r->exports && !getenv("BATON_CUDA_PROFILE") &&
            r->b->n_spans == r->b->n_rows &&
            r->b->n_logits == r->b->n_rows;
+}
+
+/* A copy into pinned memory can be part of a graph. */
+static bool logits_pinned(const float *p)
+{
+    struct cudaPointerAttributes a;
+    if (cudaPointerGetAttributes(&a, p) == 0)
+        return a.type == cudaMemoryTypeHost;
+    cudaGetLastError();
+    return false;
+}
+
+int cuda_logits_out(struct cuda_run *r, struct baton_error *e)
+{
+    size_t bytes = (size_t)r->b->n_logits * r->p->base.graph.vocab * sizeof(float);
+    if (bytes == 0)
+        return 0;
+    return cuda_check(cudaMemcpyAsync(r->b->logits, r->p->logits, bytes, cudaMemcpyDeviceToHost,
+                                      r->at.stream), "logits", e);
+}
+
+int cuda_meta_in(struct cuda_run *r, struct baton_error *e)
+{
+    return cuda_check(cudaMemcpyAsync(r->p->meta, r->p->meta_host, r->meta_used,
+                                      cudaMemcpyHostToDevice, r->at.stream), "a batch", e);
+}
+
+int cuda_whole_run(struct cuda_run *r, struct baton_error *e)
+{
+    int rc = cuda_meta_in(r, e);
+    if (rc == 0)
+        rc = cuda_steps(r, e);
+    return rc ? rc : cuda_logits_out(r, e);
 }
 
 /* Tell the batch's owner about layers in order as their copies end, while later ones compute. */
@@ -348,12 +381,12 @@ int cuda_submit(struct device_program *base, const struct baton_batch *b, uint64
     r.decode = b->n_rows <= CUDA_DECODE_ROWS;
     r.exports = b->layer_done != NULL;
     int rc = prepare(&r, e);
+    bool graph = rc == 0 && graph_fits(&r);
+    r.pinned = graph && logits_pinned(b->logits);
     if (rc == 0)
-        rc = graph_fits(&r) ? cuda_graph_run(&r, e) : cuda_steps(&r, e);
-    if (rc == 0 && b->n_logits)
-        rc = cuda_check(cudaMemcpyAsync(b->logits, p->logits,
-                                        (size_t)b->n_logits * base->graph.vocab * sizeof(float),
-                                        cudaMemcpyDeviceToHost, d->compute), "logits", e);
+        rc = graph ? cuda_graph_run(&r, e) : cuda_whole_run(&r, e);
+    if (rc == 0 && graph && !r.pinned)
+        rc = cuda_logits_out(&r, e);
     if (rc == 0 && r.exports)
         rc = tell_layers(&r, e);
     struct baton_error late;
