@@ -97,6 +97,9 @@ static int size_context(struct run *x, struct baton_error *e)
     uint64_t prompt = x->result->n_prompt;
     uint64_t want = a->n_force ? a->n_force : a->n ? a->n : DEFAULT_TOKENS;
     uint64_t room = a->ctx ? a->ctx : c->max_positions;
+    if (room > c->max_positions)
+        return base_fail(e, BATON_ERR_INPUT, "a context of %u asked for, the model has %u positions",
+                         a->ctx, c->max_positions);
     if (prompt + 1 > room)
         return base_fail(e, BATON_ERR_INPUT,
                          "the prompt has %llu tokens and leaves no room in a context of %llu",

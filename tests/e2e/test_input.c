@@ -105,9 +105,18 @@ static void test_broken_files(void **state)
 static void test_memory(void **state)
 {
     (void)state;
-    /* Room for 16 M positions of a 4 B shape would be terabytes; the tiny model's limit is its own
-     * max_position_embeddings, so the message may be about either. */
+    char dir[200], cmd[2600];
     REFUSE(2, "context", "run", "-m", tiny, "--ids", "1", "--ctx", "16000000");
+    /* The same model with room in its configuration: 16 M positions of 4 KiB are 61 GiB. */
+    snprintf(dir, sizeof dir, "%s", e2e_temp("roomy"));
+    snprintf(cmd, sizeof cmd,
+             "cp -r '%s' '%s' && chmod -R u+w '%s' && sed -i "
+             "'s/\"max_position_embeddings\": [0-9]*/\"max_position_embeddings\": 100000000/' "
+             "'%s/config.json'",
+             tiny, dir, dir, dir);
+    assert_int_equal(system(cmd), 0);
+    REFUSE(2, "KV", "run", "-m", dir, "--ids", "1", "--ctx", "16000000");
+    REFUSE(2, "KV", "run", "-m", dir, "--ids", "1", "--ctx", "16000000", "--mode", "native");
 }
 
 static void test_output(void **state)
