@@ -31,9 +31,9 @@ static void check(int rc, const struct baton_error *e)
 }
 
 enum what { FLOOR, EXPORT, IMPORT, WIDEN, DIGEST, EXPORT_DIGEST, N_WHAT };
-static const char *const names[N_WHAT] = {"memcpy (floor)", "pages -> wire", "wire -> pages",
-                                          "pages -> wire in f32", "digest of pages",
-                                          "pages -> wire, digest"};
+static const char *const names[N_WHAT] = {"memcpy (floor)",  "pages -> wire",
+                                          "wire -> pages",   "pages -> wire in f32",
+                                          "digest of pages", "pages -> wire, digest"};
 
 static void digest(const struct baton_kv_view *v, uint32_t layer, enum kv_which which)
 {
@@ -88,8 +88,8 @@ static void measure(struct bench *b, enum what what, int rounds)
 int main(int argc, char **argv)
 {
     struct baton_error e;
-    struct kv_geometry g = {.n_layers = LAYERS, .kv_heads = HEADS, .head_dim = DIM,
-                            .dtype = BATON_BF16};
+    struct kv_geometry g = {
+        .n_layers = LAYERS, .kv_heads = HEADS, .head_dim = DIM, .dtype = BATON_BF16};
     struct kv_pool *pool;
     struct kv_seq *seq;
     struct bench b;

@@ -26,7 +26,7 @@ struct kv_digest {
     uint32_t layer, which, dtype, kv_heads, head_dim;
     uint32_t first, end;
     uint32_t n_leaves, n_done;
-    bool *done; /* [n_leaves] */
+    bool *done;                 /* [n_leaves] */
     XXH128_canonical_t *leaves; /* [n_leaves] */
     XXH3_state_t *state;
 };
@@ -43,8 +43,13 @@ int kv_digest_open(struct kv_digest **out, uint32_t layer, enum kv_which which, 
     struct kv_digest *d = base_try_alloc(1, sizeof *d, e);
     if (!d)
         return BATON_ERR_NOMEM;
-    *d = (struct kv_digest){.layer = layer, .which = which, .dtype = dtype, .kv_heads = kv_heads,
-                            .head_dim = head_dim, .first = first, .end = first + n};
+    *d = (struct kv_digest){.layer = layer,
+                            .which = which,
+                            .dtype = dtype,
+                            .kv_heads = kv_heads,
+                            .head_dim = head_dim,
+                            .first = first,
+                            .end = first + n};
     d->n_leaves = (d->end - 1) / LEAF - first / LEAF + 1;
     d->done = base_try_alloc(d->n_leaves, sizeof *d->done, e);
     d->leaves = base_try_alloc(d->n_leaves, sizeof *d->leaves, e);
@@ -126,8 +131,8 @@ static int update_check(const struct kv_digest *d, const struct baton_kv_view *v
     if (l->dtype != d->dtype || l->kv_heads != d->kv_heads || l->head_dim != d->head_dim)
         return base_fail(e, BATON_ERR_MISMATCH,
                          "KV digest of dtype %u, %u heads of %u: the view has dtype %u, %u heads "
-                         "of %u", d->dtype, d->kv_heads, d->head_dim, l->dtype, l->kv_heads,
-                         l->head_dim);
+                         "of %u",
+                         d->dtype, d->kv_heads, d->head_dim, l->dtype, l->kv_heads, l->head_dim);
     if (first < d->first || end > d->end || (first != d->first && first % LEAF != 0) ||
         (end != d->end && end % LEAF != 0))
         return base_fail(e, BATON_ERR_USAGE,
@@ -140,8 +145,8 @@ static int update_check(const struct kv_digest *d, const struct baton_kv_view *v
     return kv_view_check(v, (enum kv_which)d->which, first, n, false, e);
 }
 
-int kv_digest_update(struct kv_digest *d, const struct baton_kv_view *v, uint32_t first,
-                     uint32_t n, struct baton_error *e)
+int kv_digest_update(struct kv_digest *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
+                     struct baton_error *e)
 {
     if (n == 0)
         return 0;
@@ -161,11 +166,13 @@ int kv_digest_final(const struct kv_digest *d, uint8_t out[32], struct baton_err
 {
     for (uint32_t i = 0; i < d->n_leaves && d->n_done < d->n_leaves; i++)
         if (!d->done[i])
-            return base_fail(e, BATON_ERR_INTEGRITY, "KV digest: layer %u %s lacks the leaf at "
-                             "position %u", d->layer, d->which == KV_K ? "K" : "V",
+            return base_fail(e, BATON_ERR_INTEGRITY,
+                             "KV digest: layer %u %s lacks the leaf at "
+                             "position %u",
+                             d->layer, d->which == KV_K ? "K" : "V",
                              i ? (d->first / LEAF + i) * LEAF : d->first);
-    const uint32_t head[9] = {1, d->layer, d->which, d->dtype, d->kv_heads, d->head_dim,
-                              d->first, d->end - d->first, d->n_leaves};
+    const uint32_t head[9] = {1,           d->layer, d->which,          d->dtype,   d->kv_heads,
+                              d->head_dim, d->first, d->end - d->first, d->n_leaves};
     uint8_t bytes[sizeof head];
     put_u32(bytes, head, 9);
     struct base_sha256 sha;

@@ -180,9 +180,10 @@ int kv_view_check(const struct baton_kv_view *v, enum kv_which which, uint32_t f
         hi = UINT32_MAX;
     }
     if (first < lo || end > hi)
-        return base_fail(e, BATON_ERR_USAGE, "KV positions [%u, %llu) of a view that holds "
-                         "[%u, %llu)", first, (unsigned long long)end, lo,
-                         (unsigned long long)hi);
+        return base_fail(e, BATON_ERR_USAGE,
+                         "KV positions [%u, %llu) of a view that holds "
+                         "[%u, %llu)",
+                         first, (unsigned long long)end, lo, (unsigned long long)hi);
     return l->kind == BATON_KV_PAGED && n > 0 ? check_paged(v, first, n, e) : 0;
 }
 

@@ -7,10 +7,10 @@
 /* Tables have their full size from the start and never move: a copy of a view that the I/O thread
  * still reads keeps its table while the engine thread appends further blocks behind. */
 struct kv_table {
-    int32_t *blocks;   /* [pool->table_blocks]; -1 = not held */
-    uint32_t begin;    /* first block that may be held; those before were given back */
-    uint32_t end;      /* one past the last block reserved */
-    uint32_t first;    /* first position stored; may lie inside block `begin` after an import */
+    int32_t *blocks; /* [pool->table_blocks]; -1 = not held */
+    uint32_t begin;  /* first block that may be held; those before were given back */
+    uint32_t end;    /* one past the last block reserved */
+    uint32_t first;  /* first position stored; may lie inside block `begin` after an import */
 };
 
 struct kv_seq {
@@ -137,8 +137,7 @@ static int tables_move(struct kv_seq *s, uint32_t position, uint64_t end, struct
         uint32_t want = to > have ? to - have : 0;
         uint32_t room = b->n_free + count_freed(t, b, from);
         if (b->n_layers && (want > room || to > s->pool->table_blocks))
-            return base_fail(e, BATON_ERR_BUSY,
-                             "KV pool: %u %s blocks wanted, %u free of %u", want,
+            return base_fail(e, BATON_ERR_BUSY, "KV pool: %u %s blocks wanted, %u free of %u", want,
                              g == KV_LOCAL ? "local" : "global", room, b->n_blocks);
     }
     for (int g = 0; g < KV_N_GROUPS; g++) {

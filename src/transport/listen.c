@@ -75,7 +75,8 @@ static int parse_tcp(const char *address, struct host_port *out, struct baton_er
 static int resolve(const char *address, const struct host_port *hp, bool passive,
                    struct addrinfo **out, struct baton_error *e)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM,
+    struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM,
                              .ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0)};
     int rc = getaddrinfo(hp->host, hp->port, &hints, out);
     return rc ? bad_address(address, gai_strerror(rc), e) : 0;

@@ -10,7 +10,7 @@
 
 #include "transport/transport_priv.h"
 
-#define MAX_IOV 64               /* pieces a system call; more are sent by the next one */
+#define MAX_IOV 64             /* pieces a system call; more are sent by the next one */
 #define DRAIN_BYTES (1u << 20) /* read and dropped at the close of a TCP socket */
 
 struct stream {
@@ -64,8 +64,7 @@ static int stream_recv(struct transport *t, void *buf, size_t n, size_t *moved,
 static int stream_poll(struct transport *t, bool want_write, struct pollfd *fds)
 {
     struct stream *s = (struct stream *)t;
-    fds[0] = (struct pollfd){.fd = s->fd,
-                             .events = (short)(POLLIN | (want_write ? POLLOUT : 0))};
+    fds[0] = (struct pollfd){.fd = s->fd, .events = (short)(POLLIN | (want_write ? POLLOUT : 0))};
     return 1;
 }
 

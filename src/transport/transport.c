@@ -15,8 +15,7 @@ int transport_send(struct transport *t, const struct iovec *iov, int n_iov, size
     return t->ops->send(t, iov, n_iov, moved, e);
 }
 
-int transport_recv(struct transport *t, void *buf, size_t n, size_t *moved,
-                   struct baton_error *e)
+int transport_recv(struct transport *t, void *buf, size_t n, size_t *moved, struct baton_error *e)
 {
     *moved = 0;
     return n ? t->ops->recv(t, buf, n, moved, e) : 0;

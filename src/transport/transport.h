@@ -47,8 +47,7 @@ void transport_close(struct transport *t); /* NULL is fine */
 /* Move what can be moved now; *moved may be 0. */
 int transport_send(struct transport *t, const struct iovec *iov, int n_iov, size_t *moved,
                    struct baton_error *e);
-int transport_recv(struct transport *t, void *buf, size_t n, size_t *moved,
-                   struct baton_error *e);
+int transport_recv(struct transport *t, void *buf, size_t n, size_t *moved, struct baton_error *e);
 /* Descriptors to poll for "something to read" and, with want_write, "room to write": fills at most
  * 2, returns how many. Level-triggered; the end of the stream counts as both. Any event in any of
  * them means: try (room to write may show as POLLIN of a descriptor of its own). */

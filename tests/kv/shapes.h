@@ -121,8 +121,11 @@ static inline struct shape shape_open(uint32_t dtype, uint32_t heads, uint32_t d
     struct shape s = {0};
     struct baton_kv_layout *l = &s.l;
     uint32_t before = test_range(seed, 0, 20), n_rows, n_blocks = 0;
-    *l = (struct baton_kv_layout){.version = 1, .dtype = (uint8_t)dtype, .kv_heads = heads,
-                                  .head_dim = dim, .head_dim_padded = dim};
+    *l = (struct baton_kv_layout){.version = 1,
+                                  .dtype = (uint8_t)dtype,
+                                  .kv_heads = heads,
+                                  .head_dim = dim,
+                                  .head_dim_padded = dim};
     l->kind = (uint8_t)test_range(seed, BATON_KV_PAGED, BATON_KV_SLID);
     l->joint = (uint8_t)test_range(seed, 0, 1);
     l->alignment = (uint16_t)(1u << test_range(seed, 0, 8));

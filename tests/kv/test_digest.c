@@ -133,8 +133,8 @@ static void split_updates(void **state)
 
 static void every_bit_counts(void **state)
 {
-    struct slot s = {.layer = 3, .dtype = BATON_BF16, .heads = 2, .dim = 3, .first = 50, .n = 90,
-                     .which = KV_V};
+    struct slot s = {
+        .layer = 3, .dtype = BATON_BF16, .heads = 2, .dim = 3, .first = 50, .n = 90, .which = KV_V};
     uint8_t data[2 * 90 * 3 * 2], want[32], got[32];
     struct baton_kv_layout l;
     struct baton_kv_view v = kv_dense_view(&l, s.dtype, s.heads, s.dim, NULL, data, s.first, s.n);
@@ -164,8 +164,8 @@ static void coordinates_count(void **state)
     for (int i = 0; i < 7; i++) {
         const struct slot *s = &slots[i];
         struct baton_kv_layout l;
-        struct baton_kv_view v =
-            kv_dense_view(&l, s->dtype, s->heads, s->dim, data, data, s->first, s->n);
+        struct baton_kv_view v = kv_dense_view(&l, s->dtype, s->heads, s->dim, data, data, s->first,
+                                               s->n);
         digest_whole(s, &v, seen[i]);
         for (int j = 0; j < i; j++)
             assert_memory_not_equal(seen[i], seen[j], 32);
@@ -217,8 +217,10 @@ static void refusals(void **state)
     test_ok(kv_digest_update(d, &v, 10, 54, &e), &e);
     test_ok(kv_digest_update(d, &v, 10, 0, &e), &e);
     test_fails(kv_digest_update(d, &v, 10, 118, &e), BATON_ERR_USAGE, "twice", &e);
-    test_fails(kv_digest_final(d, out, &e), BATON_ERR_INTEGRITY, "layer 7 K lacks the leaf at "
-               "position 64", &e);
+    test_fails(kv_digest_final(d, out, &e), BATON_ERR_INTEGRITY,
+               "layer 7 K lacks the leaf at "
+               "position 64",
+               &e);
     struct baton_kv_view bf = kv_dense_view(&other, BATON_BF16, 2, 4, data, NULL, 0, 200);
     test_fails(kv_digest_update(d, &bf, 64, 64, &e), BATON_ERR_MISMATCH, "dtype", &e);
     bf = kv_dense_view(&other, BATON_F16, 4, 2, data, NULL, 0, 200);
@@ -233,8 +235,8 @@ static void refusals(void **state)
     test_fails(kv_digest_open(&d, 0, KV_K, BATON_I8, 1, 1, 0, 1, &e), BATON_ERR_UNSUPPORTED, "4",
                &e);
     test_fails(kv_digest_open(&d, 0, KV_K, BATON_F16, 1, 1, 0, 0, &e), BATON_ERR_USAGE, "", &e);
-    test_fails(kv_digest_open(&d, 0, KV_K, BATON_F16, 1, 1, UINT32_MAX, 1, &e), BATON_ERR_USAGE,
-               "", &e);
+    test_fails(kv_digest_open(&d, 0, KV_K, BATON_F16, 1, 1, UINT32_MAX, 1, &e), BATON_ERR_USAGE, "",
+               &e);
     assert_null(d);
 }
 

@@ -62,8 +62,7 @@ static uint32_t load(const uint8_t *p, uint32_t dtype)
 static bool same_element(const uint8_t *got, uint32_t want, uint32_t dtype, bool converted)
 {
     uint32_t bits = load(got, dtype);
-    return bits == want ||
-           (converted && isnan(decode(bits, dtype)) && isnan(decode(want, dtype)));
+    return bits == want || (converted && isnan(decode(bits, dtype)) && isnan(decode(want, dtype)));
 }
 
 /* ---- random pairs ------------------------------------------------------------------------- */
@@ -79,8 +78,7 @@ static struct pair random_pair(void)
     p.heads = test_range(&seed, 1, 4);
     p.dim = test_range(&seed, 0, 9) ? test_range(&seed, 1, 20) : test_range(&seed, 60, 140);
     p.first = test_range(&seed, 0, 3) ? test_range(&seed, 0, 2000) : 0;
-    p.n = test_range(&seed, 0, 3) ? test_range(&seed, 1, 150)
-                                  : test_range(&seed, 1, MAX_POSITIONS);
+    p.n = test_range(&seed, 0, 3) ? test_range(&seed, 1, 150) : test_range(&seed, 1, MAX_POSITIONS);
     p.which = (enum kv_which)test_range(&seed, 0, 1);
     return p;
 }
@@ -109,11 +107,11 @@ static void report(const struct shape *s, const char *name)
 {
     const struct baton_kv_layout *l = &s->l;
     print_error("%s: dtype %u kind %u joint %u heads %u dim %u/%u block %u rows %u strides kv %lld "
-                "block %lld head %lld position %lld dim %lld, holds [%u, %u)\n", name, l->dtype,
-                l->kind, l->joint, l->kv_heads, l->head_dim, l->head_dim_padded, l->block, l->rows,
-                (long long)l->stride_kv, (long long)l->stride_block, (long long)l->stride_head,
-                (long long)l->stride_position, (long long)l->stride_dim, s->view.first,
-                s->view.end);
+                "block %lld head %lld position %lld dim %lld, holds [%u, %u)\n",
+                name, l->dtype, l->kind, l->joint, l->kv_heads, l->head_dim, l->head_dim_padded,
+                l->block, l->rows, (long long)l->stride_kv, (long long)l->stride_block,
+                (long long)l->stride_head, (long long)l->stride_position, (long long)l->stride_dim,
+                s->view.first, s->view.end);
 }
 
 /* Compare what lies in dst's memory, byte by byte, with the model: elements of the range, zeros in
@@ -337,8 +335,8 @@ static void accepted_records_do_not_overlap(void **state)
 {
     int passed = 0;
     for (int round = 0; round < 20000; round++) {
-        struct baton_kv_layout l = {.version = 1, .dtype = BATON_BF16, .kind = BATON_KV_PAGED,
-                                    .alignment = 2};
+        struct baton_kv_layout l = {
+            .version = 1, .dtype = BATON_BF16, .kind = BATON_KV_PAGED, .alignment = 2};
         l.kv_heads = test_range(&seed, 1, 3);
         l.head_dim = test_range(&seed, 1, 3);
         l.head_dim_padded = l.head_dim + test_range(&seed, 0, 1);
@@ -369,9 +367,8 @@ static void accepted_records_do_not_overlap(void **state)
                 for (uint32_t h = 0; h < l.kv_heads; h++)
                     for (uint32_t p = 0; p < l.block; p++)
                         for (uint32_t d = 0; d < l.head_dim_padded; d++) {
-                            int64_t at = b * l.stride_block + kv * l.stride_kv +
-                                         h * l.stride_head + p * l.stride_position +
-                                         d * l.stride_dim;
+                            int64_t at = b * l.stride_block + kv * l.stride_kv + h * l.stride_head +
+                                         p * l.stride_position + d * l.stride_dim;
                             assert_int_equal(seen[at]++, 0);
                         }
     }

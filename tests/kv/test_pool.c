@@ -9,8 +9,10 @@ static uint64_t seed;
 
 static struct kv_geometry geometry(uint32_t n_layers, uint32_t window)
 {
-    struct kv_geometry g = {.n_layers = n_layers, .kv_heads = test_range(&seed, 1, 3),
-                            .head_dim = test_range(&seed, 1, 9), .window = window,
+    struct kv_geometry g = {.n_layers = n_layers,
+                            .kv_heads = test_range(&seed, 1, 3),
+                            .head_dim = test_range(&seed, 1, 9),
+                            .window = window,
                             .dtype = random_dtype(&seed)};
     for (uint32_t l = 0; l < n_layers; l++)
         g.local[l] = window > 0 && l % 3 != 2;
@@ -127,8 +129,9 @@ static void window_edges(void **state)
     static const uint32_t windows[] = {1, 2, 63, 64, 65, 100, 128, 512};
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
         uint32_t w = windows[i];
-        uint32_t lengths[] = {0, w - 1, w, w + 1, 2 * w, 63, 64, 65, 127, 128, 129, 639, 640, 641,
-                              w + 62, w + 63, w + 64, test_range(&seed, 1, 3000)};
+        uint32_t lengths[] = {0,   w - 1, w,      w + 1,  2 * w,  63,
+                              64,  65,    127,    128,    129,    639,
+                              640, 641,   w + 62, w + 63, w + 64, test_range(&seed, 1, 3000)};
         for (size_t j = 0; j < sizeof lengths / sizeof *lengths; j++)
             at_length(w, lengths[j], test_range(&seed, 0, 1) ? 64 : test_range(&seed, 1, 300));
     }
@@ -146,8 +149,8 @@ static void write_slot(const struct baton_kv_view *v, uint32_t layer, enum kv_wh
     struct baton_kv_layout lw, lg;
     struct baton_kv_view w = kv_dense_view(&lw, l->dtype, l->kv_heads, l->head_dim, want, want,
                                            first, n);
-    struct baton_kv_view d = kv_dense_view(&lg, l->dtype, l->kv_heads, l->head_dim, got, got,
-                                           first, n);
+    struct baton_kv_view d = kv_dense_view(&lg, l->dtype, l->kv_heads, l->head_dim, got, got, first,
+                                           n);
     uint32_t width = shape_bytes(l->dtype) * l->head_dim;
     for (uint32_t h = 0; h < l->kv_heads; h++)
         for (uint32_t i = 0; i < n; i++) {
@@ -188,8 +191,8 @@ struct model {
     uint32_t n_tokens, chunk;
     struct kv_seq *seq[N_SEQS];
     uint32_t length[N_SEQS], salt[N_SEQS];
-    int32_t owner[2][MAX_BLOCKS];         /* sequence + 1, 0 = free */
-    uint32_t generation[2][MAX_BLOCKS];   /* last seen */
+    int32_t owner[2][MAX_BLOCKS];       /* sequence + 1, 0 = free */
+    uint32_t generation[2][MAX_BLOCKS]; /* last seen */
 };
 
 /* Look at every table: nobody shares a block, a block that changed hands has a new generation. */
@@ -413,8 +416,8 @@ static void page_layout(void **state)
     struct kv_geometry g = geometry(5, 100);
     struct kv_pool *p = pool_open(&g, 640, 1, 64);
     struct kv_seq *s;
-    uint64_t global_block, local_block, slot = 64ull * g.kv_heads * g.head_dim *
-                                               shape_bytes(g.dtype);
+    uint64_t global_block, local_block,
+        slot = 64ull * g.kv_heads * g.head_dim * shape_bytes(g.dtype);
     kv_geometry_bytes(&g, &global_block, &local_block);
     assert_int_equal(global_block, 2 * slot * 1);
     assert_int_equal(local_block, 2 * slot * 4);

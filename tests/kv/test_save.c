@@ -141,8 +141,11 @@ static const char *const metadata[] = {"route", "a \"quoted\"\n name", "n", "1",
 
 static struct kv_geometry geometry(uint32_t window)
 {
-    struct kv_geometry g = {.n_layers = 5, .kv_heads = test_range(&seed, 1, 3), .window = window,
-                            .head_dim = test_range(&seed, 1, 40), .dtype = random_dtype(&seed)};
+    struct kv_geometry g = {.n_layers = 5,
+                            .kv_heads = test_range(&seed, 1, 3),
+                            .window = window,
+                            .head_dim = test_range(&seed, 1, 40),
+                            .dtype = random_dtype(&seed)};
     for (uint32_t l = 0; l < g.n_layers; l++)
         g.local[l] = l % 2;
     return g;

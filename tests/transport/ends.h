@@ -52,7 +52,8 @@ static inline struct ends ends_open(enum kind kind, size_t capacity, bool cut_sh
     }
     if (cut_short) {
         test_ok(transport_faulty_open(x.a, TRANSPORT_FAULT_SHORT, test_range(seed, 0, 5000),
-                                      test_random(seed), &x.a, &e), &e);
+                                      test_random(seed), &x.a, &e),
+                &e);
         test_ok(transport_faulty_open(x.b, TRANSPORT_FAULT_SHORT, 0, test_random(seed), &x.b, &e),
                 &e);
     }

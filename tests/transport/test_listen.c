@@ -33,9 +33,24 @@ static int folder_close(void **state)
 static void bad_addresses(void **state)
 {
     static const char *const bad[] = {
-        "", ":", "localhost", "localhost:", ":80", "127.0.0.1:65536", "127.0.0.1:-1",
-        "127.0.0.1:+1", "127.0.0.1: 1", "127.0.0.1:1x", "127.0.0.1:99999999999999999999", "::1:80",
-        "[::1]", "[::1]80", "[::1:80", "[]:80", "unix:", "host.invalid:80",
+        "",
+        ":",
+        "localhost",
+        "localhost:",
+        ":80",
+        "127.0.0.1:65536",
+        "127.0.0.1:-1",
+        "127.0.0.1:+1",
+        "127.0.0.1: 1",
+        "127.0.0.1:1x",
+        "127.0.0.1:99999999999999999999",
+        "::1:80",
+        "[::1]",
+        "[::1]80",
+        "[::1:80",
+        "[]:80",
+        "unix:",
+        "host.invalid:80",
     };
     struct baton_error e;
     struct transport_listener *l = NULL;
@@ -206,14 +221,10 @@ static void no_answer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_addresses),
-        cmocka_unit_test(port_zero_picks_one),
-        cmocka_unit_test(ipv6),
-        cmocka_unit_test(unix_path_goes_with_its_listener),
-        cmocka_unit_test(path_in_use),
-        cmocka_unit_test(stale_path_is_taken_over),
-        cmocka_unit_test(port_in_use),
-        cmocka_unit_test(nobody_listens),
+        cmocka_unit_test(bad_addresses), cmocka_unit_test(port_zero_picks_one),
+        cmocka_unit_test(ipv6),          cmocka_unit_test(unix_path_goes_with_its_listener),
+        cmocka_unit_test(path_in_use),   cmocka_unit_test(stale_path_is_taken_over),
+        cmocka_unit_test(port_in_use),   cmocka_unit_test(nobody_listens),
         cmocka_unit_test(no_answer),
     };
     return cmocka_run_group_tests_name("transport listen", tests, folder_open, folder_close);

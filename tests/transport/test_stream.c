@@ -152,6 +152,61 @@ static void end_after_the_last_byte(void **state)
     says_and_goes(state, 300);
 }
 
+/* Send until nothing moves any more; returns how much went in. */
+static uint64_t send_to_the_brim(struct transport *t)
+{
+    static uint8_t block[1 << 16];
+    struct baton_error e;
+    uint64_t in = 0;
+    for (int idle = 0; idle < 20;) {
+        struct iovec v = {block, sizeof block};
+        size_t moved;
+        test_ok(transport_send(t, &v, 1, &moved, &e), &e);
+        in += moved;
+        idle = moved ? 0 : idle + 1;
+        if (moved == 0)
+            usleep(1000);
+        assert_true(in < 1u << 30);
+    }
+    return in;
+}
+
+/* What the system still has to deliver arrives, though the end that sent it left input unread. */
+static void end_after_a_full_buffer(void **state)
+{
+    struct ends x = variant_open(state, 5000);
+    struct baton_error e;
+    size_t got;
+    test_ok(ends_send(x.b, "unread", 6, &e), &e);
+    assert_true(ends_ready(x.a, false, HANG_MS));
+    uint64_t in = send_to_the_brim(x.a);
+    uint8_t *all = malloc(in + 1);
+    transport_close(x.a);
+    test_fails(ends_recv(x.b, all, in + 1, &got, &e), BATON_ERR_PEER, "closed", &e);
+    assert_int_equal(got, in);
+    free(all);
+    transport_close(x.b);
+}
+
+/* Whoever waits, for input or for room, wakes when the other end goes: either of the two. */
+static void end_wakes_whoever_waits(void **state)
+{
+    for (int side = 0; side < 2; side++) {
+        struct ends x = variant_open(state, 100);
+        struct transport *stays = side ? x.a : x.b, *goes = side ? x.b : x.a;
+        struct iovec v = {"x", 1};
+        struct baton_error e;
+        size_t moved;
+        send_to_the_brim(stays);
+        assert_false(ends_ready(stays, true, 0));
+        transport_close(goes);
+        assert_true(ends_ready(stays, false, HANG_MS));
+        assert_true(ends_writable(stays));
+        test_fails(transport_send(stays, &v, 1, &moved, &e), BATON_ERR_PEER, "closed", &e);
+        transport_close(stays);
+    }
+}
+
 /* A sender learns of the end, without SIGPIPE, and can still read what came before it. */
 static void end_while_sending(void **state)
 {
@@ -182,17 +237,7 @@ static void backpressure(void **state)
     struct ends x = variant_open(state, 1000);
     struct baton_error e;
     static uint8_t block[1 << 16];
-    uint64_t in = 0, out = 0;
-    for (int idle = 0; idle < 20;) {
-        struct iovec v = {block, sizeof block};
-        size_t moved;
-        test_ok(transport_send(x.a, &v, 1, &moved, &e), &e);
-        in += moved;
-        idle = moved ? 0 : idle + 1;
-        if (moved == 0)
-            usleep(1000);
-        assert_true(in < 1u << 30);
-    }
+    uint64_t in = send_to_the_brim(x.a), out = 0;
     assert_false(ends_writable(x.a));
     assert_false(ends_writable(x.a));
     while (out < in) {
@@ -275,8 +320,8 @@ static void flip_changes_one_bit(void **state)
         uint32_t at = test_range(&seed, 0, sizeof out - 1), wrong = 0;
         size_t got;
         struct ends x = variant_open(state, 1000);
-        test_ok(transport_faulty_open(x.a, TRANSPORT_FAULT_FLIP, at, test_random(&seed), &x.a,
-                                      &e), &e);
+        test_ok(transport_faulty_open(x.a, TRANSPORT_FAULT_FLIP, at, test_random(&seed), &x.a, &e),
+                &e);
         fill(&seed, out, sizeof out);
         test_ok(ends_send(x.a, out, sizeof out, &e), &e);
         test_ok(ends_recv(x.b, in, sizeof in, &got, &e), &e);
@@ -331,19 +376,23 @@ static void stall_moves_nothing(void **state)
 
 #define VARIANTS(f)                                                                                \
     {#f " inproc", f, NULL, NULL, &variants[0]}, {#f " unix", f, NULL, NULL, &variants[1]},        \
-    {#f " tcp", f, NULL, NULL, &variants[2]}, {#f " listener", f, NULL, NULL, &variants[3]},       \
-    {#f " inproc, short", f, NULL, NULL, &variants[4]},                                            \
-    {#f " unix, short", f, NULL, NULL, &variants[5]},                                              \
-    {#f " tcp, short", f, NULL, NULL, &variants[6]}
+        {#f " tcp", f, NULL, NULL, &variants[2]}, {#f " listener", f, NULL, NULL, &variants[3]},   \
+        {#f " inproc, short", f, NULL, NULL, &variants[4]},                                        \
+        {#f " unix, short", f, NULL, NULL, &variants[5]},                                          \
+    {                                                                                              \
+#f " tcp, short", f, NULL, NULL, &variants[6]                                              \
+    }
 
 int main(void)
 {
-    static struct variant variants[] = {{INPROC, false}, {UNIX, false}, {TCP, false},
+    static struct variant variants[] = {{INPROC, false},   {UNIX, false},  {TCP, false},
                                         {LISTENER, false}, {INPROC, true}, {UNIX, true},
                                         {TCP, true}};
     const struct CMUnitTest tests[] = {
         VARIANTS(both_ways),
         VARIANTS(end_after_the_last_byte),
+        VARIANTS(end_after_a_full_buffer),
+        VARIANTS(end_wakes_whoever_waits),
         VARIANTS(end_while_sending),
         VARIANTS(backpressure),
         VARIANTS(poll_is_level_triggered),
