@@ -11,7 +11,13 @@
 #include "device/cuda/kernel.cuh"
 
 #define WARPS 8
-#define DEPTH 12 /* steps of 32 k under way, a warp */
+#define UNITS 4 /* of 32 k in a step */
+
+/* Steps under way: 12 KiB a warp, so that the next kernel's rings fit beside this one's. */
+static __host__ __device__ constexpr uint32_t ring_depth(int halves)
+{
+    return halves == 2 ? 3 : 6;
+}
 
 /* Norm the rows into shared memory as bf16 without the row's own factor, which the epilogue
  * applies: that needs no pass before the first product. Returns by `factor` [8] in shared memory. */
@@ -56,9 +62,10 @@ static __device__ __forceinline__ void put(const struct cuda_gemv &j, uint32_t r
         ((cuda_bf16 *)j.y)[at] = to_bf16(v);
 }
 
-/* Loads under way, a step of 32 k ahead of the other: where the next one comes from. Every lane
- * brings its own 16 bytes of the lower and the upper 8 outputs into its own place of the warp's
- * ring, so that nobody else waits for them. */
+/* Loads under way: where the next step comes from. A step is UNITS times 32 k, 256 bytes of every
+ * row in one go, which memory likes better than four visits. Every lane brings its own 16 bytes of
+ * the lower and the upper 8 outputs into its own place of the warp's ring, so that nobody else waits
+ * for them. */
 struct ahead {
     const cuda_bf16 *from; /* the lower outputs' row at this lane's k */
     uint32_t m, k, tile;
@@ -71,9 +78,14 @@ static __device__ __forceinline__ void issue(uint32_t slot, const struct ahead &
 {
 #pragma unroll
     for (int h = 0; h < HALVES; h++) {
-        bool real = a.tile < n_tiles && a.m + h * rows < j.m && a.k < k1;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(slot + 512 * h),
-                     "l"(real ? a.from + h * upper : j.w), "r"(real ? 16 : 0));
+        bool have = a.tile < n_tiles && a.m + h * rows < j.m;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            bool real = have && a.k + 32 * u < k1;
+            asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(
+                             slot + 512 * (HALVES * u + h)),
+                         "l"(real ? a.from + h * upper + 32 * u : j.w), "r"(real ? 16 : 0));
+        }
     }
     asm volatile("cp.async.commit_group;");
 }
@@ -119,14 +131,15 @@ template <int HALVES, bool NORM, bool GATE>
 static __global__ void __launch_bounds__(32 * WARPS, 2)
     gemv(struct cuda_gemv j, uint32_t slice, uint32_t n_tiles)
 {
-    constexpr uint32_t OUTS = GATE || HALVES == 1 ? 8 : 16, SLOT = 512 * HALVES;
+    constexpr uint32_t OUTS = GATE || HALVES == 1 ? 8 : 16, SLOT = 512 * HALVES * UNITS;
+    constexpr uint32_t DEPTH = ring_depth(HALVES), STEP = 32 * UNITS;
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ float sums[2][WARPS][32][4];
     __shared__ float factor[CUDA_DECODE_ROWS];
     cuda_bf16 *xs = (cuda_bf16 *)(shared + WARPS * DEPTH * SLOT);
     uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
-    uint32_t k0 = warp * slice, k1 = min(j.k, k0 + slice), ldxs = j.k + 32, steps = slice / 32;
-    uint32_t at = k0 + 8 * (lane & 3);
+    uint32_t k0 = warp * slice, k1 = min(j.k, k0 + slice), ldxs = j.k + 32;
+    uint32_t steps = (slice + STEP - 1) / STEP, at = k0 + 8 * (lane & 3);
     uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + warp * DEPTH * SLOT + 16 * lane;
     size_t upper = (size_t)(GATE ? j.m : 8) * j.k, hop = (size_t)OUTS * gridDim.x * j.k;
     struct ahead a = {j.w + ((size_t)OUTS * blockIdx.x + g) * j.k + at, OUTS * blockIdx.x + g, at,
@@ -134,12 +147,12 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
     uint32_t rows = GATE ? 0 : 8, ahead_step = 0;
     auto next = [&](uint32_t slot) {
         issue<HALVES>(ring + slot * SLOT, a, j, upper, rows, k1, n_tiles);
-        a.from += 32;
-        a.k += 32;
+        a.from += STEP;
+        a.k += STEP;
         if (++ahead_step == steps) {
             ahead_step = 0;
             a.k = at;
-            a.from += hop - 32 * (size_t)steps;
+            a.from += hop - (size_t)STEP * steps;
             a.m += OUTS * gridDim.x;
             a.tile += gridDim.x;
         }
@@ -152,24 +165,39 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
     const cuda_bf16 *x = NORM ? xs + g * ldxs + at : j.x + (size_t)(g < j.rows ? g : 0) * j.ldx + at;
     const uint4 zero = make_uint4(0, 0, 0, 0);
     bool row = g < j.rows;
-    uint4 b = row && at < k1 ? *(const uint4 *)x : zero;
-    float c[4] = {};
+    uint4 b[UNITS];
+    auto rows_at = [&](uint32_t k) {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            b[u] = row && at + k + 32 * u < k1 ? *(const uint4 *)(x + k + 32 * u) : zero;
+    };
+    rows_at(0);
+    float c[2][4] = {};
     uint32_t slot = 0, turn = 0;
     for (uint32_t tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
         for (uint32_t step = 0; step < steps; step++) {
+            uint4 now[UNITS];
+#pragma unroll
+            for (int u = 0; u < UNITS; u++)
+                now[u] = b[u];
+            rows_at(step + 1 == steps ? 0 : STEP * (step + 1));
             asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1));
-            uint4 a0 = read_slot(ring + slot * SLOT), a1 = zero, now = b;
-            if (HALVES == 2)
-                a1 = read_slot(ring + slot * SLOT + 512);
-            uint32_t k = step + 1 == steps ? 0 : 32 * (step + 1);
-            b = row && at + k < k1 ? *(const uint4 *)(x + k) : zero;
-            mma16816(c, a0.x, a1.x, a0.y, a1.y, now.x, now.y);
-            mma16816(c, a0.z, a1.z, a0.w, a1.w, now.z, now.w);
+#pragma unroll
+            for (int u = 0; u < UNITS; u++) {
+                uint4 a0 = read_slot(ring + slot * SLOT + 512 * HALVES * u), a1 = zero;
+                if (HALVES == 2)
+                    a1 = read_slot(ring + slot * SLOT + 512 * (HALVES * u + 1));
+                mma16816(c[0], a0.x, a1.x, a0.y, a1.y, now[u].x, now[u].y);
+                mma16816(c[1], a0.z, a1.z, a0.w, a1.w, now[u].z, now[u].w);
+            }
             next(slot);
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
         }
-        *(float4 *)sums[turn & 1][warp][lane] = make_float4(c[0], c[1], c[2], c[3]);
-        c[0] = c[1] = c[2] = c[3] = 0;
+        *(float4 *)sums[turn & 1][warp][lane] =
+            make_float4(c[0][0] + c[1][0], c[0][1] + c[1][1], c[0][2] + c[1][2], c[0][3] + c[1][3]);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            c[i >> 2][i & 3] = 0;
         __syncthreads(); /* one a tile: the other half of sums is written next */
         if (warp / 2 == turn % (WARPS / 2))
             finish<HALVES, NORM, GATE>(j, tile, threadIdx.x & 63, sums[turn & 1], factor);
@@ -184,8 +212,9 @@ static cudaError_t run(struct cuda_where at, const struct cuda_gemv *g, uint32_t
 {
     uint32_t outs = GATE || HALVES == 1 ? 8 : 16, tiles = (g->m + outs - 1) / outs;
     uint32_t slice = ((g->k + 31) / 32 + WARPS - 1) / WARPS * 32;
-    uint32_t rounds = (tiles + n_sms - 1) / n_sms, blocks = (tiles + rounds - 1) / rounds;
-    size_t shared = WARPS * DEPTH * 512 * HALVES + (NORM ? (size_t)g->rows * (g->k + 32) * 2 : 0);
+    uint32_t blocks = tiles < n_sms ? tiles : n_sms;
+    size_t shared = WARPS * ring_depth(HALVES) * 512 * HALVES * UNITS +
+                    (NORM ? (size_t)g->rows * (g->k + 32) * 2 : 0);
     cudaError_t rc = cudaFuncSetAttribute(
         gemv<HALVES, NORM, GATE>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     return rc ? rc : launch(at, gemv<HALVES, NORM, GATE>, blocks, 32 * WARPS, shared, *g, slice, tiles);

@@ -17,7 +17,7 @@
 /* Candidates in order; false after the last. `beside` is the executable's folder. */
 static bool candidate(unsigned i, const char *beside, char *path, size_t size)
 {
-    static const char *const folders[] = {"", "src/device/", "../src/device/", "../lib/",
+    static const char *const folders[] = {"", "src/device/", "../src/device/", "../../src/device/", "../lib/",
                                           "../lib/baton/"};
     if (i < sizeof folders / sizeof *folders)
         return snprintf(path, size, "%s/%s" NAME, beside, folders[i]) < (int)size;
