@@ -69,8 +69,11 @@ static struct baton_stats generate(struct bench *b, struct baton_model *m,
     int32_t *ids = malloc(n_prompt * sizeof *ids);
     for (unsigned i = 0; i < n_prompt; i++)
         ids[i] = (int32_t)((uint64_t)random() % baton_model_vocab(m));
-    struct baton_request_options ro = {.struct_size = sizeof ro, .ids = ids, .n_ids = n_prompt,
-                                       .max_tokens = n_new, .ignore_eos = true};
+    struct baton_request_options ro = {.struct_size = sizeof ro,
+                                       .ids = ids,
+                                       .n_ids = n_prompt,
+                                       .max_tokens = n_new,
+                                       .ignore_eos = true};
     if (baton_submit(engine, &ro, &request, &e))
         die("submit", &e);
     int rc;
@@ -105,8 +108,11 @@ static void run_model(struct bench *b, const char *path)
     struct baton_engine *engine;
     double prefill[MAX_ROUNDS], decode[MAX_ROUNDS];
     struct baton_model_options mo = {.struct_size = sizeof mo, .path = path};
-    struct baton_engine_options eo = {.struct_size = sizeof eo, .device = b->device, .lanes = 1,
-                                      .threads = b->threads, .peer_fd = -1};
+    struct baton_engine_options eo = {.struct_size = sizeof eo,
+                                      .device = b->device,
+                                      .lanes = 1,
+                                      .threads = b->threads,
+                                      .peer_fd = -1};
     unsigned longest = b->prompt > b->context ? b->prompt : b->context;
     eo.ctx = longest + b->n_new + 1;
     uint64_t start = base_now_ns();
@@ -141,19 +147,32 @@ int main(int argc, char **argv)
     for (int opt; (opt = getopt(argc, argv, "t:d:p:c:n:r:")) != -1;) {
         unsigned v = optarg ? (unsigned)strtoul(optarg, NULL, 10) : 0;
         switch (opt) {
-        case 't': b.threads = v; break;
-        case 'd': b.device = optarg; break;
-        case 'p': b.prompt = v; break;
-        case 'c': b.context = v; break;
-        case 'n': b.n_new = v; break;
-        case 'r': b.rounds = v < MAX_ROUNDS ? v : MAX_ROUNDS; break;
+        case 't':
+            b.threads = v;
+            break;
+        case 'd':
+            b.device = optarg;
+            break;
+        case 'p':
+            b.prompt = v;
+            break;
+        case 'c':
+            b.context = v;
+            break;
+        case 'n':
+            b.n_new = v;
+            break;
+        case 'r':
+            b.rounds = v < MAX_ROUNDS ? v : MAX_ROUNDS;
+            break;
         default:
             fprintf(stderr, "usage: bench_model [-t THREADS] [-d DEVICE] [-p PROMPT] [-c CONTEXT] "
                             "[-n NEW] [-r ROUNDS] MODEL...\n");
             return 2;
         }
     }
-    if (!b.threads || !b.prompt || b.n_new < 2 || !b.rounds || base_pool_open(&b.pool, b.threads, &e))
+    if (!b.threads || !b.prompt || b.n_new < 2 || !b.rounds ||
+        base_pool_open(&b.pool, b.threads, &e))
         return 2;
     static char *defaults[] = {"shape:qwen3-0.6b", "shape:gemma-3-1b"};
     bool given = optind < argc;

@@ -33,9 +33,10 @@ enum baton_dtype {
 };
 
 enum baton_kv_kind {
-    BATON_KV_PAGED = 1, /* blocks found through a block table; block i holds [i*block, (i+1)*block) */
-    BATON_KV_RING = 2,  /* one region of `rows` rows; position p lives in row p % rows */
-    BATON_KV_SLID = 3,  /* one region of `rows` rows, newest last, older rows moved down in place */
+    BATON_KV_PAGED =
+        1, /* blocks found through a block table; block i holds [i*block, (i+1)*block) */
+    BATON_KV_RING = 2, /* one region of `rows` rows; position p lives in row p % rows */
+    BATON_KV_SLID = 3, /* one region of `rows` rows, newest last, older rows moved down in place */
 };
 
 /* Layout record, version 1: how the K and V of one layer lie in memory. The wire carries the same
@@ -46,12 +47,12 @@ enum baton_kv_kind {
  * with kv = 0 for K and 1 for V. `block` 0 means one block that holds the whole sequence.
  */
 struct baton_kv_layout {
-    uint16_t version;         /* 1 */
-    uint8_t dtype;            /* enum baton_dtype */
-    uint8_t kind;             /* enum baton_kv_kind */
-    uint8_t joint;            /* 1: K and V in one region, stride_kv apart; 0: two regions */
-    uint8_t zero_fill;        /* 1: rows that hold nothing must be zero before the device reads */
-    uint16_t alignment;       /* bytes; of every block's start */
+    uint16_t version;   /* 1 */
+    uint8_t dtype;      /* enum baton_dtype */
+    uint8_t kind;       /* enum baton_kv_kind */
+    uint8_t joint;      /* 1: K and V in one region, stride_kv apart; 0: two regions */
+    uint8_t zero_fill;  /* 1: rows that hold nothing must be zero before the device reads */
+    uint16_t alignment; /* bytes; of every block's start */
     uint32_t kv_heads;
     uint32_t head_dim;        /* elements with a meaning */
     uint32_t head_dim_padded; /* elements stored; >= head_dim */

@@ -43,8 +43,8 @@ int cli_parse_f32(const char *name, const char *value, float min, float max, flo
     if (end == value || *end || !isfinite(v))
         return base_fail(e, BATON_ERR_USAGE, "%s: '%.60s' is not a number", name, value);
     if (v < min || v > max)
-        return base_fail(e, BATON_ERR_USAGE, "%s: %.60s is not in %g..%g", name, value,
-                         (double)min, (double)max);
+        return base_fail(e, BATON_ERR_USAGE, "%s: %.60s is not in %g..%g", name, value, (double)min,
+                         (double)max);
     *out = v;
     return 0;
 }

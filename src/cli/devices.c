@@ -30,13 +30,13 @@ static void print_device(void *ctx, const struct baton_caps *c, const char *why)
 
 static void add_device(void *ctx, const struct baton_caps *c, const char *why)
 {
-    json_array_append_new(
-        ctx, json_pack("{s:s,s:b,s:s?,s:b,s:b,s:b,s:b,s:b,s:i,s:i,s:s,s:s}", "device", c->name,
-                       "available", why == NULL, "why_absent", why, "emulated", c->emulated,
-                       "prefill", c->prefill, "decode", c->decode, "row_invariant",
-                       c->row_invariant, "layer_export", c->layer_export, "max_rows",
-                       (int)c->max_rows, "max_lanes", (int)c->max_lanes, "numerics", c->numerics,
-                       "detail", c->detail));
+    json_array_append_new(ctx, json_pack("{s:s,s:b,s:s?,s:b,s:b,s:b,s:b,s:b,s:i,s:i,s:s,s:s}",
+                                         "device", c->name, "available", why == NULL, "why_absent",
+                                         why, "emulated", c->emulated, "prefill", c->prefill,
+                                         "decode", c->decode, "row_invariant", c->row_invariant,
+                                         "layer_export", c->layer_export, "max_rows",
+                                         (int)c->max_rows, "max_lanes", (int)c->max_lanes,
+                                         "numerics", c->numerics, "detail", c->detail));
 }
 
 int cli_devices(int argc, char **argv)

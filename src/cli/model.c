@@ -66,11 +66,10 @@ static json_t *info_json(const struct model *m)
                      "schema", 1, "path", model_path(m), "arch", c->arch, "parameters",
                      (json_int_t)model_n_params(m), "weights_bytes",
                      (json_int_t)model_weight_bytes(m), "layers", (int)c->n_layers, "hidden",
-                     (int)c->hidden, "inner", (int)c->inner, "q_heads", (int)c->q_heads,
-                     "kv_heads", (int)c->kv_heads, "head_dim", (int)c->head_dim, "vocab",
-                     (int)c->vocab, "max_positions", (int)c->max_positions, "tied", c->tied,
-                     "attention_bias", c->attn_bias, "window", (int)c->window, "local_layers",
-                     local, "eos", eos);
+                     (int)c->hidden, "inner", (int)c->inner, "q_heads", (int)c->q_heads, "kv_heads",
+                     (int)c->kv_heads, "head_dim", (int)c->head_dim, "vocab", (int)c->vocab,
+                     "max_positions", (int)c->max_positions, "tied", c->tied, "attention_bias",
+                     c->attn_bias, "window", (int)c->window, "local_layers", local, "eos", eos);
 }
 
 static int info(const struct model_args *a, struct baton_error *e)
@@ -165,8 +164,8 @@ static int print_ids(const struct model_args *a, const int32_t *ids, size_t n)
         json_t *list = json_array();
         for (size_t i = 0; i < n; i++)
             json_array_append_new(list, json_integer(ids[i]));
-        return cli_print_json(
-            json_pack("{s:i,s:o,s:i}", "schema", 1, "ids", list, "count", (int)n), 0);
+        return cli_print_json(json_pack("{s:i,s:o,s:i}", "schema", 1, "ids", list, "count", (int)n),
+                              0);
     }
     for (size_t i = 0; i < n; i++)
         printf("%s%d", i ? "," : "", ids[i]);
@@ -224,30 +223,56 @@ static int detokenize(const struct model_args *a, struct baton_error *e)
 
 static int parse(int argc, char **argv, struct model_args *a, bool *done, struct baton_error *e)
 {
-    static const struct option options[] = {
-        {"model", required_argument, NULL, 'm'},  {"prompt", required_argument, NULL, 'p'},
-        {"ids", required_argument, NULL, 'i'},    {"threads", required_argument, NULL, 't'},
-        {"chat", no_argument, NULL, 'c'},         {"no-special", no_argument, NULL, 'N'},
-        {"skip-special", no_argument, NULL, 'S'}, {"no-cache", no_argument, NULL, 'C'},
-        {"json", no_argument, NULL, 'j'},         {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"model", required_argument, NULL, 'm'},
+                                            {"prompt", required_argument, NULL, 'p'},
+                                            {"ids", required_argument, NULL, 'i'},
+                                            {"threads", required_argument, NULL, 't'},
+                                            {"chat", no_argument, NULL, 'c'},
+                                            {"no-special", no_argument, NULL, 'N'},
+                                            {"skip-special", no_argument, NULL, 'S'},
+                                            {"no-cache", no_argument, NULL, 'C'},
+                                            {"json", no_argument, NULL, 'j'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
     int opt;
     opterr = 0;
     optind = 1;
     while ((opt = getopt_long(argc, argv, ":m:p:vqh", options, NULL)) != -1) {
         int rc = 0;
         switch (opt) {
-        case 'm': a->model = optarg; break;
-        case 'p': a->text = optarg; break;
-        case 'i': a->ids_text = optarg; break;
-        case 't': rc = cli_parse_u32("--threads", optarg, 1, 1024, &a->threads, e); break;
-        case 'c': a->chat = true; break;
-        case 'N': a->no_special = true; break;
-        case 'S': a->skip_special = true; break;
-        case 'C': a->no_cache = true; break;
-        case 'j': a->common.json = true; break;
-        case 'v': a->common.verbosity++; break;
-        case 'q': a->common.verbosity = -1; break;
+        case 'm':
+            a->model = optarg;
+            break;
+        case 'p':
+            a->text = optarg;
+            break;
+        case 'i':
+            a->ids_text = optarg;
+            break;
+        case 't':
+            rc = cli_parse_u32("--threads", optarg, 1, 1024, &a->threads, e);
+            break;
+        case 'c':
+            a->chat = true;
+            break;
+        case 'N':
+            a->no_special = true;
+            break;
+        case 'S':
+            a->skip_special = true;
+            break;
+        case 'C':
+            a->no_cache = true;
+            break;
+        case 'j':
+            a->common.json = true;
+            break;
+        case 'v':
+            a->common.verbosity++;
+            break;
+        case 'q':
+            a->common.verbosity = -1;
+            break;
         case 'h':
             fputs(help, stdout);
             *done = true;

@@ -303,8 +303,8 @@ static int parse(int argc, char **argv, struct run_args *a, bool *done, struct b
 
 int cli_run(int argc, char **argv)
 {
-    struct run_args a = {.common.json = cli_wants_json(argc, argv), .mode = BATON_WHOLE,
-                         .transport = RUN_TCP};
+    struct run_args a = {
+        .common.json = cli_wants_json(argc, argv), .mode = BATON_WHOLE, .transport = RUN_TCP};
     struct run_result r = {0};
     struct baton_model *model = NULL;
     struct baton_error e = {0};

@@ -45,8 +45,7 @@ static void draw(void *ctx, const char *what, uint64_t done, uint64_t all)
 
 /* ---- prompt ------------------------------------------------------------------------------- */
 
-static int read_prompt_text(const struct run_args *a, char **text, size_t *n,
-                            struct baton_error *e)
+static int read_prompt_text(const struct run_args *a, char **text, size_t *n, struct baton_error *e)
 {
     if (a->prompt_file)
         return base_file_read(a->prompt_file, PROMPT_LIMIT, text, n, e);
@@ -98,18 +97,18 @@ static int size_context(struct run *x, struct baton_error *e)
     uint64_t want = a->n_force ? a->n_force : a->n ? a->n : DEFAULT_TOKENS;
     uint64_t room = a->ctx ? a->ctx : c->max_positions;
     if (room > c->max_positions)
-        return base_fail(e, BATON_ERR_INPUT, "a context of %u asked for, the model has %u positions",
-                         a->ctx, c->max_positions);
+        return base_fail(e, BATON_ERR_INPUT,
+                         "a context of %u asked for, the model has %u positions", a->ctx,
+                         c->max_positions);
     if (prompt + 1 > room)
         return base_fail(e, BATON_ERR_INPUT,
                          "the prompt has %llu tokens and leaves no room in a context of %llu",
                          (unsigned long long)prompt, (unsigned long long)room);
     if (prompt + want > room) {
         if (a->n || a->n_force)
-            return base_fail(e, BATON_ERR_INPUT,
-                             "%llu prompt and %llu new tokens do not fit a context of %llu",
-                             (unsigned long long)prompt, (unsigned long long)want,
-                             (unsigned long long)room);
+            return base_fail(
+                e, BATON_ERR_INPUT, "%llu prompt and %llu new tokens do not fit a context of %llu",
+                (unsigned long long)prompt, (unsigned long long)want, (unsigned long long)room);
         want = room - prompt;
     }
     x->max_tokens = (uint32_t)want;

@@ -80,12 +80,14 @@ void run_pair_end(struct run_pair *pair, bool failed, struct baton_error *e)
         waitpid(pair->producer, &status, 0);
     }
     if (lost && by_itself && WIFSIGNALED(status))
-        base_fail(e, BATON_ERR_PEER, "the producer process was killed by signal %d (%s) before "
-                                     "the handoff was complete",
+        base_fail(e, BATON_ERR_PEER,
+                  "the producer process was killed by signal %d (%s) before "
+                  "the handoff was complete",
                   WTERMSIG(status), strsignal(WTERMSIG(status)));
     else if (lost && by_itself && WIFEXITED(status) && WEXITSTATUS(status))
-        base_fail(e, BATON_ERR_PEER, "the producer process failed (exit %d); its message stands "
-                                     "above",
+        base_fail(e, BATON_ERR_PEER,
+                  "the producer process failed (exit %d); its message stands "
+                  "above",
                   WEXITSTATUS(status));
     pair->producer = 0;
 }

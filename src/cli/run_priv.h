@@ -16,10 +16,10 @@ struct run_args {
     const char *text, *chat, *prompt_file, *ids_text; /* at most one */
     const int32_t *ids; /* [n_ids] instead of all of them; NULL = not given */
     size_t n_ids;
-    const char *prefill, *decode;                     /* device names */
-    int mode;                                         /* enum baton_mode */
-    int transport;                                    /* enum run_transport */
-    uint32_t n, ctx, threads;                         /* 0 = not given */
+    const char *prefill, *decode; /* device names */
+    int mode;                     /* enum baton_mode */
+    int transport;                /* enum run_transport */
+    uint32_t n, ctx, threads;     /* 0 = not given */
     float temperature, top_p, min_p;
     uint32_t top_k;
     uint64_t seed;

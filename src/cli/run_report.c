@@ -38,9 +38,9 @@ static json_t *timing_json(const struct run_result *r)
     return json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "load", ms(r->load_ns),
                      "prefill", ms(s->prefill_ns), "transfer", ms(s->transfer_ns),
                      "exposed_transfer", ms(s->exposed_ns), "import", ms(s->import_ns), "verify",
-                     ms(s->verify_ns), "ttft", ms(s->ttft_ns), "first_step",
-                     ms(s->first_step_ns), "decode", ms(s->decode_ns), "itl_p50",
-                     ms(s->itl_p50_ns), "itl_p99", ms(s->itl_p99_ns));
+                     ms(s->verify_ns), "ttft", ms(s->ttft_ns), "first_step", ms(s->first_step_ns),
+                     "decode", ms(s->decode_ns), "itl_p50", ms(s->itl_p50_ns), "itl_p99",
+                     ms(s->itl_p99_ns));
 }
 
 static json_t *handoff_json(const struct run_args *a, const struct baton_stats *s)
@@ -86,7 +86,7 @@ int run_report_json(const struct run_args *a, struct baton_model *bm, const stru
         json_array_append_new(occupancy, json_integer(s->steps_by_lanes[i]));
     json_t *doc = json_pack(
         "{s:i,s:{s:s,s:s,s:o,s:i},s:{s:s,s:s,s:s,s:o,s:o},s:o,s:o,s:s,s:s,s:o,s:o,s:o,s:o,s:i}", //
-        "schema", 1,                                                                         //
+        "schema", 1,                                                                             //
         "model", "path", a->model, "arch", baton_model_arch(bm), "fingerprint",
         fingerprint_json(a, m), "layers", (int)baton_model_layers(bm), //
         "route", "mode", run_mode_names[a->mode], "prefill", a->prefill, "decode", a->decode,
@@ -125,8 +125,9 @@ static void print_handoff(const struct model_config *c, const struct baton_stats
     print_layers(c, s);
     fprintf(stderr, "digest   %.16s%s  %s\n", s->digest, s->digest[0] == 'o' ? "" : "...",
             s->verdict);
-    fprintf(stderr, "         transfer %.2f ms (%.2f ms of it exposed), import %.2f ms, verify "
-                    "%.2f ms\n",
+    fprintf(stderr,
+            "         transfer %.2f ms (%.2f ms of it exposed), import %.2f ms, verify "
+            "%.2f ms\n",
             ms(s->transfer_ns), ms(s->exposed_ns), ms(s->import_ns), ms(s->verify_ns));
 }
 
@@ -152,13 +153,14 @@ void run_report_text(const struct run_args *a, struct baton_model *bm, const str
                 run_transport_names[a->transport]);
     if (a->mode != BATON_NATIVE && s->slots)
         print_handoff(c, s);
-    fprintf(stderr, "time     load %.0f ms, prefill %.1f ms for %u tokens (%.0f tokens/s), first "
-                    "token after %.1f ms\n",
+    fprintf(stderr,
+            "time     load %.0f ms, prefill %.1f ms for %u tokens (%.0f tokens/s), first "
+            "token after %.1f ms\n",
             ms(r->load_ns), ms(s->prefill_ns), s->prompt_tokens,
             s->prefill_ns ? s->prompt_tokens / (ms(s->prefill_ns) / 1e3) : 0.0, ms(s->ttft_ns));
     if (s->output_tokens > 1)
-        fprintf(stderr, "         decode %u tokens, %.1f tokens/s, between tokens %.2f ms (median)\n",
-                s->output_tokens, (s->output_tokens - 1) / (ms(s->decode_ns) / 1e3),
-                ms(s->itl_p50_ns));
+        fprintf(
+            stderr, "         decode %u tokens, %.1f tokens/s, between tokens %.2f ms (median)\n",
+            s->output_tokens, (s->output_tokens - 1) / (ms(s->decode_ns) / 1e3), ms(s->itl_p50_ns));
     fprintf(stderr, "finish   %s\n", finish_name(s->finish));
 }

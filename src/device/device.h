@@ -78,7 +78,6 @@ void device_program_close(struct device_program *p); /* NULL is fine */
  * rows' positions. */
 int device_submit(struct device_program *p, const struct baton_batch *b, uint64_t *id,
                   struct baton_error *e);
-int device_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns,
-                struct baton_error *e);
+int device_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns, struct baton_error *e);
 
 #endif

@@ -24,13 +24,12 @@ struct device_impl {
                        struct device_weight **out, struct baton_error *e);
     void (*weight_close)(struct device *d, struct device_weight *w);
     uint64_t (*weight_bytes)(const struct device_weight *w);
-    int (*program_open)(struct device *d, const struct device_graph *g,
-                        struct device_program **out, struct baton_error *e);
+    int (*program_open)(struct device *d, const struct device_graph *g, struct device_program **out,
+                        struct baton_error *e);
     void (*program_close)(struct device_program *p);
     int (*submit)(struct device_program *p, const struct baton_batch *b, uint64_t *id,
                   struct baton_error *e);
-    int (*wait)(struct device_program *p, uint64_t id, uint64_t timeout_ns,
-                struct baton_error *e);
+    int (*wait)(struct device_program *p, uint64_t id, uint64_t timeout_ns, struct baton_error *e);
     /* Only without host_kv; NULL else. */
     int (*kv_open)(struct device *d, void *host, size_t bytes, struct baton_error *e);
     void (*kv_close)(struct device *d);

@@ -310,7 +310,7 @@ struct baton_engine {
     uint32_t n_blocks, n_seqs; /* committed */
     uint64_t serial;
     float *logits;                       /* [lanes, vocab] */
-    bool logits_pinned; /* known to the device as a place that results go to */
+    bool logits_pinned;                  /* known to the device as a place that results go to */
     bool chunk_last;                     /* the last turn was a prefill chunk: decode goes first */
     uint64_t cancelled[ENGINE_MAX_OPEN]; /* consumer: ids given up before their offer came */
     uint32_t n_cancelled;

@@ -214,8 +214,7 @@ int engine_session_fetch(struct baton_engine *en, struct engine_session *s, stru
                           end, e);
 }
 
-int engine_session_deliver(struct baton_engine *en, struct engine_session *s,
-                           struct baton_error *e)
+int engine_session_deliver(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
 {
     uint32_t first[KV_MAX_LAYERS], end = retained(en, s, first);
     return device_kv_write(en->binding->device, kv_seq_views(s->seq), en->geometry.n_layers, first,

@@ -116,8 +116,8 @@ int kv_digest_open(struct kv_digest **out, uint32_t layer, enum kv_which which, 
                    struct baton_error *e);
 void kv_digest_close(struct kv_digest *d); /* NULL is fine */
 /* Digest positions [first, first+n) as they lie in a view (its dtype must be the digest's). */
-int kv_digest_update(struct kv_digest *d, const struct baton_kv_view *v, uint32_t first,
-                     uint32_t n, struct baton_error *e);
+int kv_digest_update(struct kv_digest *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
+                     struct baton_error *e);
 /* BATON_ERR_INTEGRITY when a leaf is missing. */
 int kv_digest_final(const struct kv_digest *d, uint8_t out[32], struct baton_error *e);
 

@@ -109,15 +109,13 @@ static int map_memory(struct kv_pool *p, struct baton_error *e)
     uint64_t all = bytes > UINT64_MAX / 2 ? UINT64_MAX / 2 : (uint64_t)bytes;
     uint64_t available = base_memory_available();
     struct baton_error why;
-    if ((available && all > available) ||
-        !(p->memory = base_map_alloc((size_t)all, false, &why)))
-        return base_fail(e, BATON_ERR_NOMEM,
-                         "KV pool: %llu bytes asked for, %llu available",
+    if ((available && all > available) || !(p->memory = base_map_alloc((size_t)all, false, &why)))
+        return base_fail(e, BATON_ERR_NOMEM, "KV pool: %llu bytes asked for, %llu available",
                          (unsigned long long)all, (unsigned long long)available);
     p->memory_bytes = (size_t)all;
     p->group[KV_GLOBAL].base = p->memory;
-    p->group[KV_LOCAL].base =
-        p->memory + p->group[KV_GLOBAL].n_blocks * p->group[KV_GLOBAL].block_bytes;
+    p->group[KV_LOCAL].base = p->memory +
+                              p->group[KV_GLOBAL].n_blocks * p->group[KV_GLOBAL].block_bytes;
     return 0;
 }
 

@@ -23,7 +23,7 @@ struct model_message {
 /* Read DIR/tokenizer_config.json. BATON_ERR_UNSUPPORTED where there is no template or one we do
  * not know. */
 int model_chat_open(const char *dir, struct model_chat **out, struct baton_error *e);
-void model_chat_close(struct model_chat *c); /* NULL is fine */
+void model_chat_close(struct model_chat *c);             /* NULL is fine */
 const char *model_chat_name(const struct model_chat *c); /* "chatml", "llama3", "gemma" */
 
 /* Render messages exactly as the folder's own template does. add_generation ends with the header

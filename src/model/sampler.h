@@ -14,10 +14,10 @@
 #include <baton/error.h>
 
 struct model_sampling {
-    float temperature; /* 0 = greedy */
-    uint32_t top_k;    /* 0 = off */
-    float top_p;       /* 1 = off */
-    float min_p;       /* 0 = off */
+    float temperature;                                             /* 0 = greedy */
+    uint32_t top_k;                                                /* 0 = off */
+    float top_p;                                                   /* 1 = off */
+    float min_p;                                                   /* 0 = off */
     float repetition_penalty, presence_penalty, frequency_penalty; /* 1, 0, 0 = off */
     uint64_t seed;
 };

@@ -10,7 +10,7 @@
 #include "tests/test.h"
 
 struct e2e {
-    int status;  /* exit code, or 128 + signal */
+    int status; /* exit code, or 128 + signal */
     char *out, *err;
     json_t *json; /* of stdout where it parses; else NULL */
 };

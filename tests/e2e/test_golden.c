@@ -85,8 +85,8 @@ static void compare_slot(const struct model_tensors *golden, const struct model_
 
 /* All slots of a shipped model's case; positions by kind of layer. */
 static void compare_cache(const struct model_tensors *golden, const struct model_tensors *saved,
-                          const char *name, const struct model_config *c,
-                          const struct limits *lim, struct tally *t)
+                          const char *name, const struct model_config *c, const struct limits *lim,
+                          struct tally *t)
 {
     for (unsigned l = 0; l < c->n_layers; l++) {
         const struct model_tensor *p = e2e_tensor(
@@ -148,9 +148,9 @@ static void check_case(const char *dir, const struct model_tensors *golden, cons
     char *ids = e2e_ids(prompt->data, prompt->shape[0]);
     char *force = e2e_ids(greedy->data, greedy->shape[0]);
     const char *logits = e2e_temp("logits.safetensors"), *kv = e2e_temp("kv.safetensors");
-    const char *args[] = {"run",     "-m",     dir,      "--mode", "native",    "--decode",
-                          lim->device, "--ids", ids,     "--force", force,      "--logits",
-                          logits,    "--kv-save", kv,    "--json", NULL};
+    const char *args[] = {"run",       "-m",        dir, "--mode",  "native", "--decode",
+                          lim->device, "--ids",     ids, "--force", force,    "--logits",
+                          logits,      "--kv-save", kv,  "--json",  NULL};
     struct e2e r;
     e2e_expect(&r, 0, args);
     e2e_free(&r);

@@ -144,8 +144,9 @@ static void test_good(void **state)
     e2e_expect(&r, 0, (const char *const[]){"model", "info", "-m", tiny, "--json", NULL});
     assert_int_equal(json_integer_value(e2e_get(r.json, "layers")), 8);
     e2e_free(&r);
-    e2e_expect(&r, 0, (const char *const[]){"model", "tokenize", "-m", tiny, "-p", "1, 2, 3",
-                                            "--json", NULL});
+    e2e_expect(
+        &r, 0,
+        (const char *const[]){"model", "tokenize", "-m", tiny, "-p", "1, 2, 3", "--json", NULL});
     json_t *ids = json_incref(e2e_get(r.json, "ids"));
     e2e_free(&r);
     int32_t list[64];
@@ -155,8 +156,9 @@ static void test_good(void **state)
         list[i] = (int32_t)json_integer_value(json_array_get(ids, i));
     json_decref(ids);
     char *text = e2e_ids(list, n);
-    e2e_expect(&r, 0, (const char *const[]){"model", "detokenize", "-m", tiny, "--ids", text,
-                                            "--json", NULL});
+    e2e_expect(
+        &r, 0,
+        (const char *const[]){"model", "detokenize", "-m", tiny, "--ids", text, "--json", NULL});
     assert_string_equal(json_string_value(e2e_get(r.json, "text")), "1, 2, 3");
     e2e_free(&r);
     free(text);
@@ -176,8 +178,9 @@ static void test_pin(void **state)
     pclose(p);
     snprintf(pin, sizeof pin, "sha256:%.64s", line);
     struct e2e r;
-    e2e_expect(&r, 0, (const char *const[]){"run", "-m", tiny, "--ids", "1", "-n", "1", "--pin",
-                                            pin, "--json", NULL});
+    e2e_expect(&r, 0,
+               (const char *const[]){"run", "-m", tiny, "--ids", "1", "-n", "1", "--pin", pin,
+                                     "--json", NULL});
     e2e_free(&r);
 }
 

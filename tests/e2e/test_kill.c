@@ -45,7 +45,7 @@ static pid_t start(struct e2e_child *c, const char *mode)
     static char dir[1100];
     snprintf(dir, sizeof dir, "%s/gemma3-tiny", test_path("models"));
     const char *prompt = test_path("docs/example-prompt.txt");
-    const char *args[] = {"run",    "-m",  dir,    "--prompt-file", prompt,        "--mode", mode,
+    const char *args[] = {"run",    "-m", dir,    "--prompt-file", prompt,        "--mode", mode,
                           "--json", "-n", "8000", "--ignore-eos",  "--transport", "tcp",    NULL};
     e2e_start(c, args);
     pid_t producer = 0;

@@ -56,9 +56,9 @@ static void run_mode(const char *dir, const char *mode, const char *transport, c
                      const char *out, const struct model_config *c, uint32_t n)
 {
     struct e2e r;
-    const char *args[] = {"run",     "-m",   dir, "--mode",   mode, "--transport", transport,
-                          "--ids",   ids,    "--force", "1,2,3,4", "--logits", out,
-                          "--json",  NULL};
+    const char *args[] = {"run",         "-m",       dir,     "--mode", mode,
+                          "--transport", transport,  "--ids", ids,      "--force",
+                          "1,2,3,4",     "--logits", out,     "--json", NULL};
     e2e_expect(&r, 0, args);
     assert_non_null(r.json);
     if (strcmp(mode, "native")) {

@@ -30,8 +30,8 @@ static void check_prompt(const char *dir, json_t *prompt, json_t *ref, struct sc
     assert_string_equal(id, json_string_value(e2e_get(ref, "id")));
     const char *file = e2e_temp("prompt.txt");
     write_text(file, json_string_value(e2e_get(prompt, "prompt")));
-    const char *args[] = {"run",    "-m", dir,  "--prompt-file", file, "--mode", "stream",
-                          "--json", "-n", "256", NULL};
+    const char *args[] = {"run",    "-m",     dir,  "--prompt-file", file, "--mode",
+                          "stream", "--json", "-n", "256",           NULL};
     struct e2e r;
     e2e_expect(&r, 0, args);
     const char *text = json_string_value(e2e_get(r.json, "text"));
