@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prompts: any bytes through a shipped tokenizer (the first byte chooses which). Well-formed text must
- * come back as it was (as NFC for Qwen, with spaces for U+2581 for Gemma), in pieces too. Run in
- * the source tree or with BATON_SOURCE_ROOT. */
+/* Prompts: any bytes through a shipped tokenizer (the first byte chooses which). Well-formed
+ * text must come back as it was (as NFC for Qwen, with spaces for U+2581 for Gemma), in pieces
+ * too. Run in the source tree or with BATON_SOURCE_ROOT. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cli: one binary, one file a command. Parses arguments, calls the rooms, prints.
  *
- * Exit codes (docs/cli.md): 0 did it and it holds, 1 did it and it does not hold, 2 bad usage or bad
- * input, 3 environment; 130 after Ctrl-C. Results go to stdout, everything else to stderr. With
+ * Exit codes (docs/cli.md): 0 did it and it holds, 1 did it and it does not hold, 2 bad usage or
+ * bad input, 3 environment; 130 after Ctrl-C. Results go to stdout, everything else to stderr. With
  * --json stdout carries exactly one JSON document, an {"error"} document where it failed.
  */
 #ifndef CLI_CLI_H
@@ -62,7 +62,8 @@ int cli_exit_code(int code);
 int cli_fail(const struct cli_common *c, const struct baton_error *e);
 /* Print a document on stdout and drop the reference; returns `rc`, or 3 when stdout is broken. */
 int cli_print_json(struct json_t *doc, int rc);
-/* A progress bar on stderr where that is a terminal: `what` and done of all. done == all ends it. */
+/* A progress bar on stderr where that is a terminal: `what` and done of all. done == all ends
+ * it. */
 struct cli_progress {
     bool on, shown;
     uint64_t last_ns;

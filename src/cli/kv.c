@@ -66,8 +66,8 @@ static int export(const struct cli_kv_args *a, struct baton_error *e)
     r.ids_text = a->ids_text;
     r.n = 1;
     r.kv_save = a->files[0];
-    int rc = run_execute(&r, &model, &result, e);
-    run_result_free(&result);
+    int rc = cli_run_execute(&r, &model, &result, e);
+    cli_run_result_free(&result);
     baton_model_close(model);
     return rc ? rc : cli_kv_inspect(a, e);
 }
@@ -111,14 +111,14 @@ static int import(const struct cli_kv_args *a, struct baton_error *e)
         r.force = a->force;
         r.n_force = a->n_force;
         r.kv_load = a->files[0];
-        rc = run_execute(&r, &model, &result, e);
+        rc = cli_run_execute(&r, &model, &result, e);
     } else {
         rc = base_fail(e, BATON_ERR_INPUT, "%s: holds no ids: give them to `baton run --kv-load`",
                        a->files[0]);
     }
     if (rc == 0)
         rc = report_import(a, &result);
-    run_result_free(&result);
+    cli_run_result_free(&result);
     baton_model_close(model);
     kv_file_close(f);
     return rc;

@@ -8,8 +8,8 @@
 #include "base/base.h"
 #include "cli/run_priv.h"
 
-const char *const run_mode_names[] = {"native", "whole", "stream", NULL};
-const char *const run_transport_names[] = {"inproc", "tcp", "shm", "ucx", NULL};
+const char *const cli_run_mode_names[] = {"native", "whole", "stream", NULL};
+const char *const cli_run_transport_names[] = {"inproc", "tcp", "shm", "ucx", NULL};
 
 static const char help[] =
     "usage: baton run -m MODEL [PROMPT] [OPTIONS]\n"
@@ -199,9 +199,9 @@ static int parse_route(int opt, const char *v, struct run_args *a, struct baton_
         a->decode = v;
         return 0;
     case OPT_MODE:
-        return cli_parse_word("--mode", v, run_mode_names, &a->mode, e);
+        return cli_parse_word("--mode", v, cli_run_mode_names, &a->mode, e);
     case OPT_TRANSPORT:
-        return cli_parse_word("--transport", v, run_transport_names, &a->transport, e);
+        return cli_parse_word("--transport", v, cli_run_transport_names, &a->transport, e);
     case OPT_WEIGHTS:
         return parse_weights(v, e);
     case OPT_CTX:
@@ -261,7 +261,7 @@ static int check(const struct run_args *a, struct baton_error *e)
         return base_fail(e, BATON_ERR_USAGE, "give one of -p, --chat, --prompt-file and --ids");
     if (a->mode != BATON_NATIVE && a->transport > RUN_TCP)
         return base_fail(e, BATON_ERR_UNSUPPORTED, "--transport %s is not built yet",
-                         run_transport_names[a->transport]);
+                         cli_run_transport_names[a->transport]);
     if (a->mode == BATON_NATIVE && strcmp(a->prefill, a->decode))
         return base_fail(e, BATON_ERR_USAGE,
                          "mode native runs on one device, not on --prefill %.40s and --decode "
@@ -314,19 +314,19 @@ int cli_run(int argc, char **argv)
         cli_set_verbosity(&a.common);
         rc = a.cpus ? cli_set_cpus(a.cpus, &e) : 0;
         if (!rc)
-            rc = run_execute(&a, &model, &r, &e);
+            rc = cli_run_execute(&a, &model, &r, &e);
         if (!rc && a.logits)
-            rc = run_logits_save(a.logits, &r, baton_model_vocab(model), &e);
+            rc = cli_run_logits_save(a.logits, &r, baton_model_vocab(model), &e);
     }
     if (rc)
         rc = cli_fail(&a.common, &e);
     else if (!done && a.common.json)
-        rc = run_report_json(&a, model, &r);
+        rc = cli_run_report_json(&a, model, &r);
     else if (!done)
-        run_report_text(&a, model, &r);
+        cli_run_report_text(&a, model, &r);
     if (!rc && r.stats.finish == BATON_CANCELLED)
         rc = 130;
-    run_result_free(&r);
+    cli_run_result_free(&r);
     baton_model_close(model);
     free(a.force);
     return rc;

@@ -385,8 +385,8 @@ static int load(struct run *x, struct baton_error *e)
     return rc;
 }
 
-int run_execute(const struct run_args *a, struct baton_model **model, struct run_result *r,
-                struct baton_error *e)
+int cli_run_execute(const struct run_args *a, struct baton_model **model, struct run_result *r,
+                    struct baton_error *e)
 {
     struct run x = {.args = a, .result = r};
     struct run_pair pair = {.fd = -1};
@@ -402,14 +402,14 @@ int run_execute(const struct run_args *a, struct baton_model **model, struct run
     }
     bool inproc = a->mode != BATON_NATIVE && a->transport == RUN_INPROC;
     if (!rc && a->mode != BATON_NATIVE && !inproc)
-        rc = run_pair_fork(a, produce, &x, &pair, e);
+        rc = cli_run_pair_fork(a, produce, &x, &pair, e);
     if (!rc)
         rc = inproc ? consume_inproc(&x, e) : consume(&x, (struct way){.fd = pair.fd}, e);
-    run_pair_end(&pair, rc != 0, e);
+    cli_run_pair_end(&pair, rc != 0, e);
     return rc;
 }
 
-void run_result_free(struct run_result *r)
+void cli_run_result_free(struct run_result *r)
 {
     free(r->prompt);
     free(r->ids);

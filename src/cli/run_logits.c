@@ -7,8 +7,8 @@
 #include "base/base.h"
 #include "cli/run_priv.h"
 
-int run_logits_save(const char *path, const struct run_result *r, uint32_t vocab,
-                    struct baton_error *e)
+int cli_run_logits_save(const char *path, const struct run_result *r, uint32_t vocab,
+                        struct baton_error *e)
 {
     size_t rows = r->n_ids, logits_bytes = 0, total = 0;
     size_t ids_bytes = rows * sizeof *r->ids;

@@ -15,8 +15,8 @@
 #include "cli/run_priv.h"
 #include "transport/transport.h"
 
-int run_pair_fork(const struct run_args *a, int (*child)(void *ctx, int fd), void *ctx,
-                  struct run_pair *pair, struct baton_error *e)
+int cli_run_pair_fork(const struct run_args *a, int (*child)(void *ctx, int fd), void *ctx,
+                      struct run_pair *pair, struct baton_error *e)
 {
     int fds[2];
     int rc = transport_tcp_pair(fds, e);
@@ -62,7 +62,7 @@ static bool reap(pid_t pid, unsigned ms, int *status)
     }
 }
 
-void run_pair_end(struct run_pair *pair, bool failed, struct baton_error *e)
+void cli_run_pair_end(struct run_pair *pair, bool failed, struct baton_error *e)
 {
     enum { GRACE_MS = 1000, TERM_MS = 500 };
     if (!pair->producer)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run: what its files share. run.c parses, run_exec.c runs, run_report.c prints, run_logits.c saves. */
+/* run: what its files share. run.c parses, run_exec.c runs, run_report.c prints, run_logits.c
+ * saves. */
 #ifndef CLI_RUN_PRIV_H
 #define CLI_RUN_PRIV_H
 
@@ -41,34 +42,36 @@ struct run_result {
     uint64_t load_ns;
     struct baton_stats stats;
 };
-void run_result_free(struct run_result *r);
+void cli_run_result_free(struct run_result *r);
 
 /* Load, fork where two processes are asked for, generate. Text is streamed to stdout unless
  * --json. Returns 0 or a code with *e. The model is returned open for the report. */
-int run_execute(const struct run_args *a, struct baton_model **model, struct run_result *r,
-                struct baton_error *e);
+int cli_run_execute(const struct run_args *a, struct baton_model **model, struct run_result *r,
+                    struct baton_error *e);
 
-/* Pieces of run_execute that deal with the second process (run_pair.c). */
+/* Pieces of cli_run_execute that deal with the second process (run_pair.c). */
 struct run_pair {
     pid_t producer; /* 0 = none */
     int fd;         /* this side's end; -1 where none */
 };
 /* Connect two ends and fork. In the producer `child` runs and its result is the exit code; in the
  * caller *pair is filled. */
-int run_pair_fork(const struct run_args *a, int (*child)(void *ctx, int fd), void *ctx,
-                  struct run_pair *pair, struct baton_error *e);
+int cli_run_pair_fork(const struct run_args *a, int (*child)(void *ctx, int fd), void *ctx,
+                      struct run_pair *pair, struct baton_error *e);
 /* The producer is no longer needed: end it if it has not ended, reap it. Where `e` says that the
  * peer was lost, the text is replaced by how the producer really ended. */
-void run_pair_end(struct run_pair *pair, bool failed, struct baton_error *e);
+void cli_run_pair_end(struct run_pair *pair, bool failed, struct baton_error *e);
 
-int run_report_json(const struct run_args *a, struct baton_model *m, const struct run_result *r);
-void run_report_text(const struct run_args *a, struct baton_model *m, const struct run_result *r);
+int cli_run_report_json(const struct run_args *a, struct baton_model *m,
+                        const struct run_result *r);
+void cli_run_report_text(const struct run_args *a, struct baton_model *m,
+                         const struct run_result *r);
 
 /* safetensors: logits F32 [n, vocab], ids I32 [n] (as chosen or forced), argmax I32 [n]. */
-int run_logits_save(const char *path, const struct run_result *r, uint32_t vocab,
-                    struct baton_error *e);
+int cli_run_logits_save(const char *path, const struct run_result *r, uint32_t vocab,
+                        struct baton_error *e);
 
-extern const char *const run_mode_names[];      /* native, whole, stream, NULL */
-extern const char *const run_transport_names[]; /* inproc, tcp, shm, ucx, NULL */
+extern const char *const cli_run_mode_names[];      /* native, whole, stream, NULL */
+extern const char *const cli_run_transport_names[]; /* inproc, tcp, shm, ucx, NULL */
 
 #endif

@@ -77,7 +77,8 @@ static json_t *fingerprint_json(const struct run_args *a, const struct model *m)
     return json_string(hex);
 }
 
-int run_report_json(const struct run_args *a, struct baton_model *bm, const struct run_result *r)
+int cli_run_report_json(const struct run_args *a, struct baton_model *bm,
+                        const struct run_result *r)
 {
     const struct model *m = engine_model(bm);
     const struct baton_stats *s = &r->stats;
@@ -89,9 +90,9 @@ int run_report_json(const struct run_args *a, struct baton_model *bm, const stru
         "schema", 1,                                                                             //
         "model", "path", a->model, "arch", baton_model_arch(bm), "fingerprint",
         fingerprint_json(a, m), "layers", (int)baton_model_layers(bm), //
-        "route", "mode", run_mode_names[a->mode], "prefill", a->prefill, "decode", a->decode,
+        "route", "mode", cli_run_mode_names[a->mode], "prefill", a->prefill, "decode", a->decode,
         "transport",
-        a->mode == BATON_NATIVE ? json_null() : json_string(run_transport_names[a->transport]),
+        a->mode == BATON_NATIVE ? json_null() : json_string(cli_run_transport_names[a->transport]),
         "width", json_null(), //
         "prompt_ids", ids_json(r->prompt, r->n_prompt), "ids", ids_json(r->ids, r->n_ids), "text",
         r->text ? r->text : "", "finish", finish_name(s->finish), //
@@ -131,7 +132,8 @@ static void print_handoff(const struct model_config *c, const struct baton_stats
             ms(s->transfer_ns), ms(s->exposed_ns), ms(s->import_ns), ms(s->verify_ns));
 }
 
-void run_report_text(const struct run_args *a, struct baton_model *bm, const struct run_result *r)
+void cli_run_report_text(const struct run_args *a, struct baton_model *bm,
+                         const struct run_result *r)
 {
     const struct model_config *c = model_config_of(engine_model(bm));
     const struct baton_stats *s = &r->stats;
@@ -148,9 +150,9 @@ void run_report_text(const struct run_args *a, struct baton_model *bm, const str
         fprintf(stderr, "route    native on %s, one process\n", a->decode);
     else
         fprintf(stderr, "route    %s: prefill on %s, decode on %s, in %s, over %s\n",
-                run_mode_names[a->mode], a->prefill, a->decode,
+                cli_run_mode_names[a->mode], a->prefill, a->decode,
                 a->transport == RUN_INPROC ? "one process" : "two processes",
-                run_transport_names[a->transport]);
+                cli_run_transport_names[a->transport]);
     if (a->mode != BATON_NATIVE && s->slots)
         print_handoff(c, s);
     fprintf(stderr,

@@ -5,7 +5,8 @@
  * (cpu: `isa=scalar|avx2|avx512bf16`, which only removes features; `kv-dtype=bf16|f32`). Life:
  *
  *     device_open -> device_weight_bind (each tensor) -> device_program_open ->
- *     device_submit / device_wait ... -> device_program_close -> device_weight_close -> device_close
+ *     device_submit / device_wait ... -> device_program_close -> device_weight_close ->
+ * device_close
  *
  * Devices, weights and programs are opened and closed from one thread; device_start is called in
  * the process that will compute, after any fork (it starts the worker threads).
@@ -55,8 +56,8 @@ uint64_t device_weight_bytes(const struct device_weight *w);
 int device_kv_open(struct device *d, void *host, size_t bytes, struct baton_error *e);
 void device_kv_close(struct device *d);
 /* Copy pages from the device to the host (read) or back (write), K and V of layers 0 .. n_layers-1
- * of one sequence: those that hold the positions [first[l], end) of layer l. Pages travel whole, with
- * all layers that share them. Blocks until they are there. */
+ * of one sequence: those that hold the positions [first[l], end) of layer l. Pages travel whole,
+ * with all layers that share them. Blocks until they are there. */
 int device_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
                    const uint32_t *first, uint32_t end, struct baton_error *e);
 int device_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,

@@ -14,7 +14,8 @@ struct device_arg {
 /* One in-process device kind. A device object starts with struct device. */
 struct device_impl {
     const char *name; /* "cpu", "cpu:ref" */
-    /* Fill caps as this machine has them; a reason in why (may stay "") where it can't be opened. */
+    /* Fill caps as this machine has them; a reason in why (may stay "") where it can't be
+     * opened. */
     void (*probe)(struct baton_caps *caps, char why[128]);
     int (*open)(const struct device_arg *args, unsigned n_args, struct device **out,
                 struct baton_error *e);

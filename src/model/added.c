@@ -3,8 +3,8 @@
  *
  * A walk is at most MODEL_TOK_ADDED_MAX long, so finding all is linear in the text. What the flags
  * do, and in which order, follows AddedVocabulary::find_matches of the tokenizers package: a match
- * that its flags refuse is skipped whole, and spaces taken by lstrip or rstrip do not move the place
- * where the search goes on.
+ * that its flags refuse is skipped whole, and spaces taken by lstrip or rstrip do not move the
+ * place where the search goes on.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,8 @@
  * below say in C what the known templates say, each template being told by fragments that it must
  * have and fragments that would make it say more than we do:
  *
- *   chatml  a plain form (turns as they are, the empty think block on demand) and Qwen3's own, which
+ *   chatml  a plain form (turns as they are, the empty think block on demand) and Qwen3's own,
+ * which
  *           also moves the thoughts of assistant turns (its tools need tool messages: never here)
  *   llama3  headers, contents trimmed. Llama 3.1's and 3.2's own template writes a knowledge and
  *           today's date into the system turn: refused, because the date is the caller's to know
@@ -27,7 +28,7 @@ struct model_chat {
     char *bos; /* text of the start token; "" where there is none */
 };
 
-/* ---- which format -------------------------------------------------------------------------------- */
+/* ---- which format -------------------------------------------------------------------------- */
 
 enum { FRAGMENTS = 8 };
 static const struct {
@@ -96,7 +97,7 @@ static int recognise(const char *template, const char *what, enum format *out,
                      what, extra ? ": it has \"" : "", extra ? extra : "", extra ? "\"" : "");
 }
 
-/* ---- opening ------------------------------------------------------------------------------------- */
+/* ---- opening ------------------------------------------------------------------------------- */
 
 enum { CONFIG_MAX = 64 << 20, TEMPLATE_MAX = 1 << 20 };
 
@@ -144,7 +145,8 @@ static int open_with(const char *template, const json_t *config, const char *wha
     return 0;
 }
 
-/* chat_template.jinja beside the configuration goes before what stands in it. No file: *out NULL. */
+/* chat_template.jinja beside the configuration goes before what stands in it. No file: *out
+ * NULL. */
 static int read_jinja(const char *dir, char **out, struct baton_error *e)
 {
     *out = NULL;
@@ -191,7 +193,7 @@ const char *model_chat_name(const struct model_chat *c)
     return formats[c->format].name;
 }
 
-/* ---- rendering ------------------------------------------------------------------------------------- */
+/* ---- rendering ----------------------------------------------------------------------------- */
 
 struct slice {
     const char *s;
@@ -273,7 +275,7 @@ static void chatml_turn(struct render *r, const char *role, struct slice content
     put(r, "<|im_end|>\n");
 }
 
-/* ---- Qwen3 ------------------------------------------------------------------------------------------- */
+/* ---- Qwen3 --------------------------------------------------------------------------------- */
 
 static bool begins(struct slice t, const char *with)
 {
@@ -357,7 +359,7 @@ static void render_qwen3(struct render *r, const struct model_message *m, size_t
     }
 }
 
-/* ---- the others -------------------------------------------------------------------------------------- */
+/* ---- the others ---------------------------------------------------------------------------- */
 
 static void render_llama3(struct render *r, const char *bos, const struct model_message *m,
                           size_t n)

@@ -3,8 +3,8 @@
  *
  * Which one a model has is found from the template in its tokenizer_config.json, by fragments that
  * only that format has. An unknown template is refused for chat, never guessed; so is Llama 3.1's
- * and 3.2's own, which writes dates into the system turn. ChatML comes in two forms, a plain one and
- * Qwen3's, which keeps or drops the thoughts of assistant turns as its template does.
+ * and 3.2's own, which writes dates into the system turn. ChatML comes in two forms, a plain one
+ * and Qwen3's, which keeps or drops the thoughts of assistant turns as its template does.
  */
 #ifndef MODEL_CHAT_H
 #define MODEL_CHAT_H

@@ -112,7 +112,7 @@ static int push_byte_level(struct model_detokenizer *d, const char *s, size_t n,
     return rc;
 }
 
-/* ---- chain ------------------------------------------------------------------------------------- */
+/* ---- chain --------------------------------------------------------------------------------- */
 
 static int hex_digit(char c)
 {
@@ -192,7 +192,7 @@ static int push_chain(struct model_detokenizer *d, const char *s, size_t n, stru
     return rc ? rc : model_text_add(&d->piece, s, n, e);
 }
 
-/* ---- both -------------------------------------------------------------------------------------- */
+/* ---- both ---------------------------------------------------------------------------------- */
 
 /* Appends to d->piece. An id that no token has, inside the range, is no text: as in the package. */
 static int push(struct model_detokenizer *d, int32_t id, struct baton_error *e)

@@ -99,7 +99,8 @@ double model_decode_bytes(const struct model_config *c, uint32_t n, double weigh
 
 /* ---- safetensors -------------------------------------------------------------------------- */
 
-/* One file as base reads and checks it, with dtypes as numbers. Also used by tests to read goldens. */
+/* One file as base reads and checks it, with dtypes as numbers. Also used by tests to read
+ * goldens. */
 struct model_tensors;
 struct model_tensor {
     const char *name;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Regular expressions of pre-tokenizers, through PCRE2.
  *
- * The patterns are written for Oniguruma with Unicode 16. The part of its syntax that means the same
- * in PCRE2 is passed on; \s, \p{L} and \p{N} are spelled out, because PCRE2's own sets differ
+ * The patterns are written for Oniguruma with Unicode 16. The part of its syntax that means the
+ * same in PCRE2 is passed on; \s, \p{L} and \p{N} are spelled out, because PCRE2's own sets differ
  * (its \s holds U+180E, its letters and numbers are those of its Unicode version); everything else
  * is refused by name, since a pattern that splits a little differently gives wrong ids silently.
  */
@@ -171,7 +171,7 @@ static int translate(struct translation *t)
     return rc;
 }
 
-/* ---- compilation and matching ----------------------------------------------------------------- */
+/* ---- compilation and matching -------------------------------------------------------------- */
 
 static int compile(struct model_pattern *p, const struct translation *t)
 {

@@ -2,9 +2,9 @@
 /* From logits to a token.
  *
  * Order, as in transformers: banned ids, penalties (repetition, frequency, presence: vLLM's
- * formulas), temperature, top-k, top-p, min-p, choice. Weights are exp((l - max) / T) in double, and
- * only their sums are ever formed, so nothing is renormalised between the filters: top-p compares
- * with the sum over what top-k left, min-p with the largest weight.
+ * formulas), temperature, top-k, top-p, min-p, choice. Weights are exp((l - max) / T) in double,
+ * and only their sums are ever formed, so nothing is renormalised between the filters: top-p
+ * compares with the sum over what top-k left, min-p with the largest weight.
  *
  * Candidates come in descending order from a heap of the row, because a sort of 262144 logits for
  * the few that top-k and top-p keep would cost more than a decode step of a small model.
@@ -97,9 +97,10 @@ void model_sampler_close(struct model_sampler *s)
     free(s);
 }
 
-/* ---- rows -------------------------------------------------------------------------------------- */
+/* ---- rows ---------------------------------------------------------------------------------- */
 
-/* Refuses what no forward pass may produce: NaN, +inf, nothing finite at all. *margin may be NULL. */
+/* Refuses what no forward pass may produce: NaN, +inf, nothing finite at all. *margin may be
+ * NULL. */
 static int check_row(const struct model_sampler *s, const float *logits, float *margin,
                      struct baton_error *e)
 {
@@ -131,7 +132,7 @@ static uint32_t argmax(const float *row, uint32_t n)
     return best;
 }
 
-/* ---- bans and penalties ------------------------------------------------------------------------ */
+/* ---- bans and penalties -------------------------------------------------------------------- */
 
 static int check_ids(const struct model_sampler *s, const int32_t *ids, size_t n, const char *what,
                      struct baton_error *e)
@@ -171,7 +172,7 @@ static bool penalises(const struct model_sampling *p)
     return p->repetition_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0;
 }
 
-/* ---- descending order -------------------------------------------------------------------------- */
+/* ---- descending order ---------------------------------------------------------------------- */
 
 /* Larger key = larger logit; of equal logits (0 and -0 are) the lower id. */
 static uint64_t key_of(float logit, uint32_t id)
@@ -209,7 +210,8 @@ static void heap_build(struct model_sampler *s, const float *row)
         sift_down(s->heap, s->vocab, i);
 }
 
-/* Move the largest of the first n to place n - 1: those taken stand at the end, the first one last. */
+/* Move the largest of the first n to place n - 1: those taken stand at the end, the first one
+ * last. */
 static uint64_t heap_take(uint64_t *heap, uint32_t n)
 {
     uint64_t top = heap[0];
@@ -219,7 +221,7 @@ static uint64_t heap_take(uint64_t *heap, uint32_t n)
     return top;
 }
 
-/* ---- choice ------------------------------------------------------------------------------------ */
+/* ---- choice -------------------------------------------------------------------------------- */
 
 /* Uniform in [0, 1), 53 bits. */
 static double uniform(uint64_t seed, uint32_t choice, uint32_t index)

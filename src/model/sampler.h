@@ -30,9 +30,9 @@ int model_sampler_open(uint32_t vocab, struct model_sampler **out, struct baton_
 void model_sampler_close(struct model_sampler *s); /* NULL is fine */
 
 /* Choose a token. context holds prompt then output ids (penalties), `n_prompt` of them prompt.
- * index is the output index (0 for the first generated token), choice the `n` choice. banned ids are
- * never chosen (min_tokens: the end ids). *margin: largest minus second largest raw logit. A row with
- * a NaN is BATON_ERR_INTEGRITY. Ties go to the lower id. */
+ * index is the output index (0 for the first generated token), choice the `n` choice. banned ids
+ * are never chosen (min_tokens: the end ids). *margin: largest minus second largest raw logit. A
+ * row with a NaN is BATON_ERR_INTEGRITY. Ties go to the lower id. */
 int model_sampler_pick(struct model_sampler *s, const float *logits,
                        const struct model_sampling *params, const int32_t *context,
                        size_t n_context, size_t n_prompt, uint32_t choice, uint32_t index,

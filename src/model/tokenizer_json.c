@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The two large parts of tokenizer.json, read without a tree.
  *
- * Vocabulary and merges are 98 % of the file (33 MB for Gemma 3); as a tree they would take 200 MB and
- * most of the loading time. So their spans are found first, the rest goes to the JSON parser with both
- * emptied, and a cursor walks them: strings, integers and lists, nothing else. The text was checked
- * to be UTF-8 before.
+ * Vocabulary and merges are 98 % of the file (33 MB for Gemma 3); as a tree they would take 200
+ * MB and most of the loading time. So their spans are found first, the rest goes to the JSON
+ * parser with both emptied, and a cursor walks them: strings, integers and lists, nothing else.
+ * The text was checked to be UTF-8 before.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -133,7 +133,7 @@ bool model_cursor_u32(struct model_cursor *c, uint32_t *out)
     return c->p > begin && !leading_zero && (after == ',' || after == '}');
 }
 
-/* ---- spans ----------------------------------------------------------------------------------------- */
+/* ---- spans --------------------------------------------------------------------------------- */
 
 static void skip_string(struct model_cursor *c)
 {

@@ -99,7 +99,7 @@ static int load_vocab(struct model_load *l, const json_t *added)
     return rc ? rc : walk_vocab(l, NULL);
 }
 
-/* ---- merges ------------------------------------------------------------------------------------ */
+/* ---- merges -------------------------------------------------------------------------------- */
 
 static int bad_merge(struct model_load *l, uint32_t i, const char *why)
 {
@@ -185,7 +185,7 @@ static int load_merges(struct model_load *l)
     return rc ? rc : walk_merges(l, true, &n);
 }
 
-/* ---- the model --------------------------------------------------------------------------------- */
+/* ---- the model ----------------------------------------------------------------------------- */
 
 /* Options of BPE that no family here uses; a value that does something is refused. */
 static int refuse_options(struct model_load *l, const json_t *model)
@@ -249,7 +249,7 @@ static int load_model(struct model_load *l)
     return rc;
 }
 
-/* ---- added tokens ------------------------------------------------------------------------------ */
+/* ---- added tokens -------------------------------------------------------------------------- */
 
 static int added_flags(struct model_load *l, const json_t *a, uint8_t *flags)
 {
@@ -331,7 +331,7 @@ static int load_added(struct model_load *l)
     return 0;
 }
 
-/* ---- the whole --------------------------------------------------------------------------------- */
+/* ---- the whole ----------------------------------------------------------------------------- */
 
 /* The small parts as a tree, the large ones as spans. */
 static int read_json(struct model_load *l, const char *json, size_t n)

@@ -5,7 +5,7 @@
 
 #include "model/tokenizer_priv.h"
 
-/* ---- tokenizer_json.c: the large parts, without a tree ---------------------------------------- */
+/* ---- tokenizer_json.c: the large parts, without a tree ------------------------------------- */
 
 struct model_span {
     const char *from, *to;

@@ -75,7 +75,7 @@ static int pattern_of(struct model_load *l, const json_t *part, const char **tex
     return rc;
 }
 
-/* ---- normalizer ---------------------------------------------------------------------------------- */
+/* ---- normalizer ---------------------------------------------------------------------------- */
 
 static int load_replace(struct model_load *l, const json_t *part, struct model_norm *r)
 {
@@ -110,7 +110,7 @@ static int load_norm(struct model_load *l, const json_t *part, const char *type)
     return unknown_part(l, "normalizer", type);
 }
 
-/* ---- pre-tokenizer --------------------------------------------------------------------------------- */
+/* ---- pre-tokenizer ------------------------------------------------------------------------- */
 
 static struct model_split *new_split(struct model_load *l, enum model_split_kind kind)
 {
@@ -197,9 +197,10 @@ static int load_pre(struct model_load *l, const json_t *part, const char *type)
     return unknown_part(l, "pre_tokenizer", type);
 }
 
-/* ---- decoder ----------------------------------------------------------------------------------------- */
+/* ---- decoder ------------------------------------------------------------------------------- */
 
-/* In the order Replace..., ByteFallback, Fuse, or ByteLevel alone: that is what detokenize.c does. */
+/* In the order Replace..., ByteFallback, Fuse, or ByteLevel alone: that is what detokenize.c
+ * does. */
 static int load_decoder_part(struct model_load *l, const json_t *part, const char *type)
 {
     struct model_tokenizer *t = l->t;
@@ -240,7 +241,7 @@ int model_load_pipeline(struct model_load *l)
     return rc ? rc : load_decoder(l);
 }
 
-/* ---- post-processor ------------------------------------------------------------------------------------ */
+/* ---- post-processor ------------------------------------------------------------------------ */
 
 static int add_special(struct model_load *l, const json_t *id, int32_t *ids, unsigned *n)
 {

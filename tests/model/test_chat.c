@@ -90,7 +90,7 @@ static void bad_conversations_are_named(void **state)
     refused("models/gemma3-tiny", "user", "x", "in turn");
 }
 
-/* ---- where templates come from ---------------------------------------------------------------------- */
+/* ---- where templates come from ------------------------------------------------------------- */
 
 #define CHATML                                                                                     \
     "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + " \

@@ -9,7 +9,7 @@
 
 static uint64_t seed;
 
-/* ---- philox: Random123's known answers ----------------------------------------------------------- */
+/* ---- philox: Random123's known answers ----------------------------------------------------- */
 
 static void philox_known_answers(void **state)
 {
@@ -32,7 +32,7 @@ static void philox_known_answers(void **state)
     }
 }
 
-/* ---- helpers --------------------------------------------------------------------------------------- */
+/* ---- helpers ------------------------------------------------------------------------------- */
 
 static int32_t pick(struct model_sampler *s, const float *logits, const struct model_sampling *p,
                     uint32_t choice, uint32_t index)
@@ -55,7 +55,7 @@ static struct model_sampler *open_sampler(uint32_t vocab)
     return s;
 }
 
-/* ---- greedy ------------------------------------------------------------------------------------------ */
+/* ---- greedy -------------------------------------------------------------------------------- */
 
 static void greedy_is_exact(void **state)
 {
@@ -94,7 +94,7 @@ static void greedy_is_exact(void **state)
     }
 }
 
-/* ---- filters against their definitions ------------------------------------------------------------- */
+/* ---- filters against their definitions ----------------------------------------------------- */
 
 struct slow {
     uint32_t id;
@@ -202,7 +202,7 @@ static void draws_follow_the_distribution(void **state)
     }
 }
 
-/* ---- penalties, bans ------------------------------------------------------------------------------- */
+/* ---- penalties, bans ----------------------------------------------------------------------- */
 
 static void penalties_are_those_of_vllm(void **state)
 {
@@ -255,7 +255,7 @@ static void penalties_are_those_of_vllm(void **state)
     }
 }
 
-/* ---- the same place, the same number ------------------------------------------------------------- */
+/* ---- the same place, the same number ------------------------------------------------------- */
 
 static void draws_belong_to_their_place(void **state)
 {
@@ -287,7 +287,7 @@ static void draws_belong_to_their_place(void **state)
     model_sampler_close(b);
 }
 
-/* ---- log-probabilities ------------------------------------------------------------------------------- */
+/* ---- log-probabilities --------------------------------------------------------------------- */
 
 static void logprobs_are_a_log_softmax(void **state)
 {
@@ -323,7 +323,7 @@ static void logprobs_are_a_log_softmax(void **state)
     }
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------------- */
+/* ---- refusals ------------------------------------------------------------------------------ */
 
 static void bad_values_are_named(void **state)
 {

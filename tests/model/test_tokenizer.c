@@ -6,7 +6,7 @@
 
 static uint64_t seed;
 
-/* ---- goldens ---------------------------------------------------------------------------------------- */
+/* ---- goldens ------------------------------------------------------------------------------- */
 
 static void check_decoded(const struct model_tokenizer *t, const json_t *ids, bool skip,
                           const json_t *want)
@@ -69,7 +69,7 @@ static void lookups(void **state)
     model_detokenizer_close(NULL);
 }
 
-/* ---- streaming ---------------------------------------------------------------------------------------- */
+/* ---- streaming ----------------------------------------------------------------------------- */
 
 /* True where the piece is whole characters. */
 static bool is_utf8(const char *s, size_t n)
@@ -159,7 +159,8 @@ static void streaming_equals_whole(void **state)
     }
 }
 
-/* Texts whose characters are all cut into bytes: each token one byte, emoji held until it is whole. */
+/* Texts whose characters are all cut into bytes: each token one byte, emoji held until it is
+ * whole. */
 static void no_piece_ends_in_a_character(void **state)
 {
     static const char text[] = "a\xF0\x9F\x98\x80\xED\x95\x9C\xC3\xA9z\xE2\x82";
@@ -243,7 +244,7 @@ static void bad_ids_are_refused(void **state)
     model_tokenizer_close(t);
 }
 
-/* ---- text ---------------------------------------------------------------------------------------------- */
+/* ---- text ---------------------------------------------------------------------------------- */
 
 static void invalid_utf8_is_named(void **state)
 {
@@ -353,7 +354,7 @@ static void long_runs_of_marks(void **state)
     model_tokenizer_close(t);
 }
 
-/* ---- hostile files --------------------------------------------------------------------------------------- */
+/* ---- hostile files ------------------------------------------------------------------------- */
 
 /* A small valid file whose parts a case replaces. */
 struct parts {
@@ -404,8 +405,8 @@ static void valid_parts_work(void **state)
     model_tokenizer_close(t);
 }
 
-/* Unknown characters: gone, one token each, or one for a run of them; as bytes where all the bytes have
- * tokens. */
+/* Unknown characters: gone, one token each, or one for a run of them; as bytes where all the
+ * bytes have tokens. */
 static void unknown_characters(void **state)
 {
 #define VOCAB "{\"a\":0,\"b\":1,\"ab\":2,\"?\":3,\"<0x79>\":5,\"<0xC3>\":6}"
