@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cli: one binary, one file a command. Parses arguments, calls the rooms, prints.
  *
- * Exit codes (docs/cli.md): 0 did it and it holds, 1 did it and it does not hold, 2 bad usage or
+ * Exit codes: 0 did it and it holds, 1 did it and it does not hold, 2 bad usage or
  * bad input, 3 environment; 130 after Ctrl-C. Results go to stdout, everything else to stderr. With
  * --json stdout carries exactly one JSON document, an {"error"} document where it failed.
  */

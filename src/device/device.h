@@ -6,7 +6,7 @@
  *
  *     device_open -> device_weight_bind (each tensor) -> device_program_open ->
  *     device_submit / device_wait ... -> device_program_close -> device_weight_close ->
- * device_close
+ *     device_close
  *
  * Devices, weights and programs are opened and closed from one thread; device_start is called in
  * the process that will compute, after any fork (it starts the worker threads).
