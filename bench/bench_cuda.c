@@ -86,9 +86,15 @@ static double prefill(struct bench *b, struct kv_seq *s, uint32_t n, unsigned *e
     if (kv_seq_reserve(s, n, &e))
         die("pages", &e);
     struct baton_span span = {.n_rows = n, .position = kv_seq_length(s), .kv = kv_seq_views(s)};
-    struct baton_batch batch = {.ids = ids, .n_rows = n, .spans = &span, .n_spans = 1,
-                                .logit_rows = &last, .n_logits = 1, .logits = b->logits,
-                                .layer_done = exported ? count_layer : NULL, .ctx = exported};
+    struct baton_batch batch = {.ids = ids,
+                                .n_rows = n,
+                                .spans = &span,
+                                .n_spans = 1,
+                                .logit_rows = &last,
+                                .n_logits = 1,
+                                .logits = b->logits,
+                                .layer_done = exported ? count_layer : NULL,
+                                .ctx = exported};
     uint64_t start = base_now_ns(), id;
     if (device_submit(b->program, &batch, &id, &e) || device_wait(b->program, id, UINT64_MAX, &e))
         die("prefill", &e);
@@ -109,11 +115,19 @@ static double step(struct bench *b, struct kv_seq **s, unsigned lanes)
             die("pages", &e);
         ids[i] = (int32_t)((uint64_t)random() % b->config->vocab);
         rows[i] = i;
-        spans[i] = (struct baton_span){.row = i, .n_rows = 1, .position = kv_seq_length(s[i]),
-                                       .lane = i, .kv = kv_seq_views(s[i])};
+        spans[i] = (struct baton_span){.row = i,
+                                       .n_rows = 1,
+                                       .position = kv_seq_length(s[i]),
+                                       .lane = i,
+                                       .kv = kv_seq_views(s[i])};
     }
-    struct baton_batch batch = {.ids = ids, .n_rows = lanes, .spans = spans, .n_spans = lanes,
-                                .logit_rows = rows, .n_logits = lanes, .logits = b->logits};
+    struct baton_batch batch = {.ids = ids,
+                                .n_rows = lanes,
+                                .spans = spans,
+                                .n_spans = lanes,
+                                .logit_rows = rows,
+                                .n_logits = lanes,
+                                .logits = b->logits};
     uint64_t start = base_now_ns(), id;
     if (device_submit(b->program, &batch, &id, &e) || device_wait(b->program, id, UINT64_MAX, &e))
         die("decode", &e);
@@ -203,8 +217,8 @@ static void time_copies(struct bench *b, uint32_t n)
         }
     put(b, "kv to host", 1, n, 1e3 * median(out, b->rounds), 1e3 * bytes / b->top.to_host_bytes_s,
         bytes, b->top.to_host_bytes_s);
-    put(b, "kv to device", 1, n, 1e3 * median(in, b->rounds), 1e3 * bytes / b->top.to_device_bytes_s,
-        bytes, b->top.to_device_bytes_s);
+    put(b, "kv to device", 1, n, 1e3 * median(in, b->rounds),
+        1e3 * bytes / b->top.to_device_bytes_s, bytes, b->top.to_device_bytes_s);
     kv_seq_close(s);
 }
 
@@ -281,12 +295,15 @@ int main(int argc, char **argv)
     if (l->ceilings(0, &b.top, &e))
         die("ceilings", &e);
     printf("ceilings: copy %.0f GB/s, bf16 product %.0f TFLOP/s, to device %.1f GB/s, to host %.1f "
-           "GB/s\n", b.top.copy_bytes_s / 1e9, b.top.matrix_flops_s / 1e12,
-           b.top.to_device_bytes_s / 1e9, b.top.to_host_bytes_s / 1e9);
+           "GB/s\n",
+           b.top.copy_bytes_s / 1e9, b.top.matrix_flops_s / 1e12, b.top.to_device_bytes_s / 1e9,
+           b.top.to_host_bytes_s / 1e9);
     if (b.json)
-        fprintf(b.json, "{\"copy_bytes_s\":%.0f,\"matrix_flops_s\":%.0f,\"to_device_bytes_s\":%.0f,"
-                        "\"to_host_bytes_s\":%.0f}\n", b.top.copy_bytes_s, b.top.matrix_flops_s,
-                b.top.to_device_bytes_s, b.top.to_host_bytes_s);
+        fprintf(b.json,
+                "{\"copy_bytes_s\":%.0f,\"matrix_flops_s\":%.0f,\"to_device_bytes_s\":%.0f,"
+                "\"to_host_bytes_s\":%.0f}\n",
+                b.top.copy_bytes_s, b.top.matrix_flops_s, b.top.to_device_bytes_s,
+                b.top.to_host_bytes_s);
     bool given = optind < argc;
     for (int i = 0; i < (given ? argc - optind : 4); i++)
         run_model(&b, given ? argv[optind + i] : defaults[i]);

@@ -37,8 +37,8 @@ struct side {
 enum { NORM1, Q, K, V, O, NORM2, GATE, UP, DOWN, QN, KN, BQ, BK, POST1, POST2, PER_LAYER };
 enum { EMBED, FINAL, HEAD, SPARE, FIRST };
 
-static unsigned add_weight(struct net *n, uint64_t *seed, uint64_t rows, uint64_t cols, unsigned kind,
-                           float mean, float spread)
+static unsigned add_weight(struct net *n, uint64_t *seed, uint64_t rows, uint64_t cols,
+                           unsigned kind, float mean, float spread)
 {
     unsigned i = n->n_weights++;
     assert_true(i < MAX_WEIGHTS);
@@ -118,12 +118,16 @@ static int forward(const void *ctx, struct device_run *r, struct baton_error *e)
     float eps = 1e-6f, off = n->gemma ? 1 : 0;
     struct device_array x = v->array(r, n->d), h = v->array(r, n->d), y = v->array(r, n->d);
     struct device_array q = v->array(r, nq), k = v->array(r, nkv), val = v->array(r, nkv);
-    struct device_array o = v->array(r, nq), gate = v->array(r, n->inner), up = v->array(r, n->inner);
+    struct device_array o = v->array(r, nq), gate = v->array(r, n->inner),
+                        up = v->array(r, n->inner);
     v->embed(r, x, s->w[EMBED], 0.7f);
     for (uint32_t l = 0; l < n->layers; l++) {
         struct device_weight *const *w = s->w + FIRST + PER_LAYER * l;
-        struct device_attn a = {.layer = l, .q_heads = n->heads, .kv_heads = n->kv_heads,
-                                .head_dim = n->head_dim, .scale = 1 / sqrtf((float)n->head_dim),
+        struct device_attn a = {.layer = l,
+                                .q_heads = n->heads,
+                                .kv_heads = n->kv_heads,
+                                .head_dim = n->head_dim,
+                                .scale = 1 / sqrtf((float)n->head_dim),
                                 .window = l == 0 ? n->window : 0};
         v->norm(r, h, x, w[NORM1], eps, off);
         if (n->odd) { /* keys first, queries from another product, no neighbours to join */
@@ -178,8 +182,8 @@ static void side_open(struct side *s, struct net *n, const char *device, uint32_
     test_ok(device_start(s->device, 1, &e), &e);
     for (unsigned i = 0; i < n->n_weights; i++) {
         bool vector = n->kind[i] == DEVICE_VECTOR;
-        struct baton_tensor t = {.name = "test", .dtype = BATON_BF16, .n_dims = vector ? 1 : 2,
-                                 .data = n->values[i]};
+        struct baton_tensor t = {
+            .name = "test", .dtype = BATON_BF16, .n_dims = vector ? 1 : 2, .data = n->values[i]};
         t.shape[0] = vector ? n->shape[i][1] : n->shape[i][0];
         t.shape[1] = vector ? 0 : n->shape[i][1];
         t.stride[0] = vector ? 2 : 2 * (int64_t)n->shape[i][1];
@@ -229,15 +233,23 @@ static void side_run(struct side *s, const int32_t *ids, uint32_t n, uint32_t fi
     unsigned layers = 0;
     for (uint32_t i = 0; i < lanes; i++) {
         test_ok(kv_seq_reserve(s->seq[first + i], n ? n : 1, &e), &e);
-        spans[i] = (struct baton_span){.row = i, .n_rows = n ? n : 1, .lane = i,
+        spans[i] = (struct baton_span){.row = i,
+                                       .n_rows = n ? n : 1,
+                                       .lane = i,
                                        .position = kv_seq_length(s->seq[first + i]),
                                        .kv = kv_seq_views(s->seq[first + i])};
     }
     for (uint32_t i = 0; i < wanted; i++)
         rows[i] = total - wanted + i;
-    struct baton_batch b = {.ids = ids, .n_rows = total, .spans = spans, .n_spans = lanes,
-                            .logit_rows = rows, .n_logits = wanted, .logits = s->logits,
-                            .layer_done = exports ? count_layer : NULL, .ctx = &layers};
+    struct baton_batch b = {.ids = ids,
+                            .n_rows = total,
+                            .spans = spans,
+                            .n_spans = lanes,
+                            .logit_rows = rows,
+                            .n_logits = wanted,
+                            .logits = s->logits,
+                            .layer_done = exports ? count_layer : NULL,
+                            .ctx = &layers};
     uint64_t id;
     memset(s->logits, 0xFF, (size_t)wanted * s->net->vocab * sizeof(float));
     test_ok(device_submit(s->program, &b, &id, &e), &e);

@@ -20,33 +20,36 @@ struct probe {
     cudaStream_t stream;
     cudaEvent_t begin, end;
     uint8_t *a, *b, *host;
-    struct cuda_matmul *mm;
+    struct device_cuda_matmul *mm;
     struct baton_error *e;
 };
 
 static int copy(struct probe *p)
 {
-    return cuda_check(cudaMemcpyAsync(p->b, p->a, COPY_BYTES, cudaMemcpyDeviceToDevice, p->stream),
-                      "a copy", p->e);
+    return device_cuda_check(
+        cudaMemcpyAsync(p->b, p->a, COPY_BYTES, cudaMemcpyDeviceToDevice, p->stream), "a copy",
+        p->e);
 }
 
 static int to_device(struct probe *p)
 {
-    return cuda_check(cudaMemcpyAsync(p->a, p->host, LINK_BYTES, cudaMemcpyHostToDevice, p->stream),
-                      "a copy", p->e);
+    return device_cuda_check(
+        cudaMemcpyAsync(p->a, p->host, LINK_BYTES, cudaMemcpyHostToDevice, p->stream), "a copy",
+        p->e);
 }
 
 static int to_host(struct probe *p)
 {
-    return cuda_check(cudaMemcpyAsync(p->host, p->a, LINK_BYTES, cudaMemcpyDeviceToHost, p->stream),
-                      "a copy", p->e);
+    return device_cuda_check(
+        cudaMemcpyAsync(p->host, p->a, LINK_BYTES, cudaMemcpyDeviceToHost, p->stream), "a copy",
+        p->e);
 }
 
 static int product(struct probe *p)
 {
     const cuda_bf16 *x = (const cuda_bf16 *)p->a;
-    return cuda_matmul(p->mm, p->stream, p->b, SIDE, false, false, x, SIDE, x + SIDE * SIDE, SIDE,
-                       SIDE, SIDE, p->e);
+    return device_cuda_matmul(p->mm, p->stream, p->b, SIDE, false, false, x, SIDE, x + SIDE * SIDE,
+                              SIDE, SIDE, SIDE, p->e);
 }
 
 /* Median seconds of fn. */
@@ -59,7 +62,7 @@ static int timed(struct probe *p, int (*fn)(struct probe *p), double *seconds)
         int rc = fn(p);
         cudaEventRecord(p->end, p->stream);
         if (rc == 0)
-            rc = cuda_check(cudaEventSynchronize(p->end), "a measurement", p->e);
+            rc = device_cuda_check(cudaEventSynchronize(p->end), "a measurement", p->e);
         if (rc)
             return rc;
         cudaEventElapsedTime(&ms, p->begin, p->end);
@@ -87,34 +90,35 @@ static void fill(uint8_t *host, size_t bytes)
 
 static int open_probe(struct probe *p)
 {
-    int rc = cuda_check(cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking), "a stream",
-                        p->e);
+    int rc = device_cuda_check(cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking),
+                               "a stream", p->e);
     if (rc == 0)
-        rc = cuda_check(cudaEventCreate(&p->begin), "an event", p->e);
+        rc = device_cuda_check(cudaEventCreate(&p->begin), "an event", p->e);
     if (rc == 0)
-        rc = cuda_check(cudaEventCreate(&p->end), "an event", p->e);
+        rc = device_cuda_check(cudaEventCreate(&p->end), "an event", p->e);
     if (rc == 0)
-        rc = cuda_check(cudaMalloc((void **)&p->a, COPY_BYTES), "a measurement", p->e);
+        rc = device_cuda_check(cudaMalloc((void **)&p->a, COPY_BYTES), "a measurement", p->e);
     if (rc == 0)
-        rc = cuda_check(cudaMalloc((void **)&p->b, COPY_BYTES), "a measurement", p->e);
+        rc = device_cuda_check(cudaMalloc((void **)&p->b, COPY_BYTES), "a measurement", p->e);
     if (rc == 0)
-        rc = cuda_check(cudaMallocHost((void **)&p->host, LINK_BYTES), "pinned memory", p->e);
+        rc = device_cuda_check(cudaMallocHost((void **)&p->host, LINK_BYTES), "pinned memory",
+                               p->e);
     if (rc == 0)
-        rc = cuda_matmul_open(&p->mm, p->e);
+        rc = device_cuda_matmul_open(&p->mm, p->e);
     if (rc)
         return rc;
     fill(p->host, LINK_BYTES);
     for (size_t at = 0; rc == 0 && at < COPY_BYTES; at += LINK_BYTES)
-        rc = cuda_check(cudaMemcpy(p->a + at, p->host, LINK_BYTES, cudaMemcpyHostToDevice),
-                        "a measurement", p->e);
+        rc = device_cuda_check(cudaMemcpy(p->a + at, p->host, LINK_BYTES, cudaMemcpyHostToDevice),
+                               "a measurement", p->e);
     return rc;
 }
 
-int cuda_ceilings(unsigned card, struct device_ceilings *out, struct baton_error *e)
+int device_cuda_ceilings(unsigned card, struct device_ceilings *out, struct baton_error *e)
 {
     struct probe p = {.e = e};
     double s = 0;
-    int rc = cuda_check(cudaSetDevice((int)card), "choosing the card", e);
+    int rc = device_cuda_check(cudaSetDevice((int)card), "choosing the card", e);
     if (rc == 0)
         rc = open_probe(&p);
     if (rc == 0 && (rc = timed(&p, copy, &s)) == 0)
@@ -125,7 +129,7 @@ int cuda_ceilings(unsigned card, struct device_ceilings *out, struct baton_error
         out->to_device_bytes_s = LINK_BYTES / s;
     if (rc == 0 && (rc = timed(&p, to_host, &s)) == 0)
         out->to_host_bytes_s = LINK_BYTES / s;
-    cuda_matmul_close(p.mm);
+    device_cuda_matmul_close(p.mm);
     cudaFreeHost(p.host);
     cudaFree(p.a);
     cudaFree(p.b);

@@ -29,7 +29,7 @@
 #define CUDA_MAX_ARRAYS 64u
 
 /* Error of a CUDA call: lost device, out of memory and the rest by name. 0 where rc is fine. */
-int cuda_check(cudaError_t rc, const char *what, struct baton_error *e);
+int device_cuda_check(cudaError_t rc, const char *what, struct baton_error *e);
 
 /* ---- device ------------------------------------------------------------------------------- */
 
@@ -39,8 +39,8 @@ struct cuda_device {
     uint32_t n_sms;
     bool overlap; /* programmatic launches: sm_90 and later */
     cudaStream_t compute, copy;
-    struct cuda_matmul *matmul; /* opened with the first program */
-    void *bounce;               /* pinned memory on the way of weights */
+    struct device_cuda_matmul *matmul; /* opened with the first program */
+    void *bounce;                      /* pinned memory on the way of weights */
     /* the cache */
     uint8_t *host; /* the engine's pool */
     uint8_t *pool; /* ours */
@@ -50,17 +50,17 @@ struct cuda_device {
 };
 
 /* pages.c */
-int cuda_kv_open(struct device *d, void *host, size_t bytes, struct baton_error *e);
-void cuda_kv_close(struct device *d);
-int cuda_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                 const uint32_t *first, uint32_t end, struct baton_error *e);
-int cuda_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                  const uint32_t *first, uint32_t end, struct baton_error *e);
-bool cuda_pin(struct device *d, void *p, size_t bytes);
-void cuda_unpin(struct device *d, void *p);
+int device_cuda_kv_open(struct device *d, void *host, size_t bytes, struct baton_error *e);
+void device_cuda_kv_close(struct device *d);
+int device_cuda_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                        const uint32_t *first, uint32_t end, struct baton_error *e);
+int device_cuda_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                         const uint32_t *first, uint32_t end, struct baton_error *e);
+bool device_cuda_pin(struct device *d, void *p, size_t bytes);
+void device_cuda_unpin(struct device *d, void *p);
 /* Put the copy of the pages that hold [first, first + n) on a stream. */
-int cuda_pages_copy(struct cuda_device *d, const struct baton_kv_view *v, uint32_t first,
-                    uint32_t n, bool to_host, cudaStream_t stream, struct baton_error *e);
+int device_cuda_pages_copy(struct cuda_device *d, const struct baton_kv_view *v, uint32_t first,
+                           uint32_t n, bool to_host, cudaStream_t stream, struct baton_error *e);
 
 /* ---- weights ------------------------------------------------------------------------------ */
 
@@ -79,13 +79,13 @@ struct cuda_weight {
     cuda_bf16 *matrix; /* [rows, cols] in the slab */
     float *vector;     /* [cols] in the slab */
 };
-int cuda_weight_bind(struct device *d, const struct baton_tensor *t, unsigned kind,
-                     struct device_weight **out, struct baton_error *e);
-void cuda_weight_close(struct device *d, struct device_weight *w);
-uint64_t cuda_weight_bytes(const struct device_weight *w);
+int device_cuda_weight_bind(struct device *d, const struct baton_tensor *t, unsigned kind,
+                            struct device_weight **out, struct baton_error *e);
+void device_cuda_weight_close(struct device *d, struct device_weight *w);
+uint64_t device_cuda_weight_bytes(const struct device_weight *w);
 /* Bring matrices of equal cols behind one another in memory, so that they are one. */
-int cuda_weight_join(struct cuda_device *d, struct cuda_weight *const *w, uint32_t n,
-                     struct baton_error *e);
+int device_cuda_weight_join(struct cuda_device *d, struct cuda_weight *const *w, uint32_t n,
+                            struct baton_error *e);
 
 /* ---- what a forward function asks for (record.c) ------------------------------------------ */
 
@@ -121,8 +121,9 @@ struct cuda_record {
     struct device_rope ropes[CUDA_MAX_ROPES];
     uint32_t n_ropes;
 };
-int cuda_record_open(const struct device_graph *g, struct cuda_record *out, struct baton_error *e);
-void cuda_record_close(struct cuda_record *r);
+int device_cuda_record_open(const struct device_graph *g, struct cuda_record *out,
+                            struct baton_error *e);
+void device_cuda_record_close(struct cuda_record *r);
 
 /* ---- what kernels run (plan.c) ------------------------------------------------------------ */
 
@@ -144,13 +145,13 @@ struct cuda_step {
     enum cuda_step_kind kind;
     uint8_t y, x, z;
     struct cuda_weight *w, *w2;
-    const float *bias;     /* of the joined product, or NULL */
-    uint32_t m;            /* outputs of the joined product */
-    bool add;              /* into y */
-    bool lazy;             /* a norm: only the next product reads it */
+    const float *bias;            /* of the joined product, or NULL */
+    uint32_t m;                   /* outputs of the joined product */
+    bool add;                     /* into y */
+    bool lazy;                    /* a norm: only the next product reads it */
     const struct cuda_step *norm; /* a product: the lazy norm of its input */
     const struct cuda_step *gate; /* a product of gate and up: what follows */
-    bool gated;            /* a gate whose product did it in decode */
+    bool gated;                   /* a gate whose product did it in decode */
     float eps, offset;
     uint32_t layer;
     int act;
@@ -168,13 +169,13 @@ struct cuda_step {
 /* Where an array lives. Arrays that one joined product writes lie side by side in a row. */
 struct cuda_array {
     uint32_t cols;
-    bool wide;      /* float32; else bf16 */
-    bool shadow;    /* wide with a bf16 copy beside it */
+    bool wide;   /* float32; else bf16 */
+    bool shadow; /* wide with a bf16 copy beside it */
     bool selected;
-    uint8_t home;   /* array whose memory holds it (itself, or the first of its row) */
-    uint32_t at;    /* column in the home's row */
-    uint32_t ld;    /* of the row */
-    void *data;     /* homes: [capacity, ld] */
+    uint8_t home;    /* array whose memory holds it (itself, or the first of its row) */
+    uint32_t at;     /* column in the home's row */
+    uint32_t ld;     /* of the row */
+    void *data;      /* homes: [capacity, ld] */
     cuda_bf16 *copy; /* shadows */
 };
 struct cuda_plan {
@@ -187,22 +188,22 @@ struct cuda_plan {
     void **extra;    /* joined biases, freed with the plan */
     uint32_t n_extra;
 };
-int cuda_plan_make(struct cuda_device *d, const struct cuda_record *r, struct cuda_plan *out,
-                   struct baton_error *e);
-void cuda_plan_free(struct cuda_plan *p);
+int device_cuda_plan_make(struct cuda_device *d, const struct cuda_record *r, struct cuda_plan *out,
+                          struct baton_error *e);
+void device_cuda_plan_free(struct cuda_plan *p);
 
 /* ---- products (matmul.c) ------------------------------------------------------------------ */
 
-struct cuda_matmul;
-int cuda_matmul_open(struct cuda_matmul **out, struct baton_error *e);
-void cuda_matmul_close(struct cuda_matmul *m); /* NULL is fine */
+struct device_cuda_matmul;
+int device_cuda_matmul_open(struct device_cuda_matmul **out, struct baton_error *e);
+void device_cuda_matmul_close(struct device_cuda_matmul *m); /* NULL is fine */
 /* y [rows, m] = x [rows, k] w[m, k]^T, y bf16 or (wide) float32, added to y where `add`. */
-int cuda_matmul(struct cuda_matmul *mm, cudaStream_t stream, void *y, uint32_t ldy, bool wide,
-                bool add, const cuda_bf16 *x, uint32_t ldx, const cuda_bf16 *w, uint32_t rows,
-                uint32_t m, uint32_t k, struct baton_error *e);
+int device_cuda_matmul(struct device_cuda_matmul *mm, cudaStream_t stream, void *y, uint32_t ldy,
+                       bool wide, bool add, const cuda_bf16 *x, uint32_t ldx, const cuda_bf16 *w,
+                       uint32_t rows, uint32_t m, uint32_t k, struct baton_error *e);
 
 /* ceilings.c */
-int cuda_ceilings(unsigned card, struct device_ceilings *out, struct baton_error *e);
+int device_cuda_ceilings(unsigned card, struct device_ceilings *out, struct baton_error *e);
 
 /* ---- programs ----------------------------------------------------------------------------- */
 
@@ -218,7 +219,7 @@ struct cuda_graph {
 struct cuda_program {
     struct device_program base;
     struct cuda_plan plan;
-    uint32_t capacity;      /* rows that the arrays have room for */
+    uint32_t capacity; /* rows that the arrays have room for */
     float2 *angles[CUDA_MAX_ROPES];
     /* what a batch says, in pinned and in device memory */
     uint8_t *meta_host, *meta;
@@ -229,7 +230,7 @@ struct cuda_program {
     float *logits; /* [logit_rows, vocab] device memory */
     uint32_t logit_rows;
     struct cuda_pages pages[CUDA_MAX_LAYERS]; /* of this run */
-    cudaEvent_t computed[2]; /* layers in turn */
+    cudaEvent_t computed[2];                  /* layers in turn */
     cudaEvent_t copied[CUDA_MAX_LAYERS];
     uint32_t n_events;
     struct cuda_graph graphs[CUDA_MAX_GRAPHS];
@@ -244,35 +245,36 @@ struct cuda_run {
     const struct baton_batch *b;
     struct cuda_rows rows;
     struct cuda_where at;
-    bool decode;            /* few rows: vector-matrix kernels and split attention */
+    bool decode; /* few rows: vector-matrix kernels and split attention */
     uint32_t splits[CUDA_GROUPS];
-    bool exports;           /* layers are copied to the host as they complete */
-    bool pinned;            /* the logits' place can be part of a graph */
-    size_t meta_used;       /* bytes of what the batch says */
+    bool exports;     /* layers are copied to the host as they complete */
+    bool pinned;      /* the logits' place can be part of a graph */
+    size_t meta_used; /* bytes of what the batch says */
 };
-int cuda_program_open(struct device *d, const struct device_graph *g, struct device_program **out,
-                      struct baton_error *e);
-void cuda_program_close(struct device_program *p);
-int cuda_submit(struct device_program *p, const struct baton_batch *b, uint64_t *id,
-                struct baton_error *e);
-int cuda_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns, struct baton_error *e);
+int device_cuda_program_open(struct device *d, const struct device_graph *g,
+                             struct device_program **out, struct baton_error *e);
+void device_cuda_program_close(struct device_program *p);
+int device_cuda_submit(struct device_program *p, const struct baton_batch *b, uint64_t *id,
+                       struct baton_error *e);
+int device_cuda_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns,
+                     struct baton_error *e);
 
 /* profile.c: where the time of a run goes, by events before every step, told on stderr where
  * $BATON_CUDA_PROFILE is set; such a run uses no graph. */
 struct cuda_profile;
-struct cuda_profile *cuda_profile_open(const struct cuda_run *r); /* NULL: not asked for */
-void cuda_profile_step(struct cuda_profile *p, const struct cuda_run *r, uint32_t step);
-void cuda_profile_close(struct cuda_profile *p, const struct cuda_run *r);
+struct cuda_profile *device_cuda_profile_open(const struct cuda_run *r); /* NULL: not asked for */
+void device_cuda_profile_step(struct cuda_profile *p, const struct cuda_run *r, uint32_t step);
+void device_cuda_profile_close(struct cuda_profile *p, const struct cuda_run *r);
 
 /* run.c: what the batch says to the device, logits to the host, and both around the steps. */
-int cuda_meta_in(struct cuda_run *r, struct baton_error *e);
-int cuda_logits_out(struct cuda_run *r, struct baton_error *e);
-int cuda_whole_run(struct cuda_run *r, struct baton_error *e);
+int device_cuda_meta_in(struct cuda_run *r, struct baton_error *e);
+int device_cuda_logits_out(struct cuda_run *r, struct baton_error *e);
+int device_cuda_whole_run(struct cuda_run *r, struct baton_error *e);
 
 /* step.c: all steps of a run onto its stream. */
-int cuda_steps(struct cuda_run *r, struct baton_error *e);
+int device_cuda_steps(struct cuda_run *r, struct baton_error *e);
 /* graph.c: the same through a graph, recorded at its first use. */
-int cuda_graph_run(struct cuda_run *r, struct baton_error *e);
-void cuda_graphs_drop(struct cuda_program *p);
+int device_cuda_graph_run(struct cuda_run *r, struct baton_error *e);
+void device_cuda_graphs_drop(struct cuda_program *p);
 
 #endif

@@ -2,13 +2,13 @@
 /* Decode steps as CUDA graphs: hundreds of small kernels with one call.
  *
  * What changes from step to step (tokens, positions, block tables) is copied from pinned memory at
- * the graph's start. A graph belongs to a number of rows, to bounds of the splits, which are rounded up
- * to powers of two, and to the place that logits go to. */
+ * the graph's start. A graph belongs to a number of rows, to bounds of the splits, which are
+ * rounded up to powers of two, and to the place that logits go to. */
 #include <string.h>
 
 #include "device/cuda/cuda_priv.h"
 
-void cuda_graphs_drop(struct cuda_program *p)
+void device_cuda_graphs_drop(struct cuda_program *p)
 {
     for (uint32_t i = 0; i < p->n_graphs; i++)
         cudaGraphExecDestroy(p->graphs[i].exec);
@@ -20,8 +20,7 @@ static struct cuda_graph *find(struct cuda_run *r)
     struct cuda_program *p = r->p;
     for (uint32_t i = 0; i < p->n_graphs; i++) {
         struct cuda_graph *g = &p->graphs[i];
-        if (g->rows == r->b->n_rows &&
-            g->logits == (r->pinned ? r->b->logits : NULL) &&
+        if (g->rows == r->b->n_rows && g->logits == (r->pinned ? r->b->logits : NULL) &&
             !memcmp(g->splits, r->splits, sizeof g->splits))
             return g;
     }
@@ -44,28 +43,29 @@ static struct cuda_graph *place(struct cuda_program *p)
 static int record(struct cuda_run *r, cudaGraphExec_t *out, struct baton_error *e)
 {
     cudaGraph_t graph = NULL;
-    int rc = cuda_check(cudaStreamBeginCapture(r->at.stream, cudaStreamCaptureModeThreadLocal),
-                        "recording a step", e);
+    int rc = device_cuda_check(
+        cudaStreamBeginCapture(r->at.stream, cudaStreamCaptureModeThreadLocal), "recording a step",
+        e);
     if (rc)
         return rc;
-    rc = cuda_meta_in(r, e);
+    rc = device_cuda_meta_in(r, e);
     if (rc == 0)
-        rc = cuda_steps(r, e);
+        rc = device_cuda_steps(r, e);
     if (rc == 0 && r->pinned)
-        rc = cuda_logits_out(r, e);
+        rc = device_cuda_logits_out(r, e);
     cudaError_t end = cudaStreamEndCapture(r->at.stream, &graph);
     if (rc == 0)
-        rc = cuda_check(end, "recording a step", e);
+        rc = device_cuda_check(end, "recording a step", e);
     else
         cudaGetLastError();
     if (rc == 0)
-        rc = cuda_check(cudaGraphInstantiate(out, graph, 0), "a graph", e);
+        rc = device_cuda_check(cudaGraphInstantiate(out, graph, 0), "a graph", e);
     if (graph)
         cudaGraphDestroy(graph);
     return rc;
 }
 
-int cuda_graph_run(struct cuda_run *r, struct baton_error *e)
+int device_cuda_graph_run(struct cuda_run *r, struct baton_error *e)
 {
     struct cuda_program *p = r->p;
     struct cuda_graph *g = find(r);
@@ -81,5 +81,5 @@ int cuda_graph_run(struct cuda_run *r, struct baton_error *e)
         memcpy(g->splits, r->splits, sizeof g->splits);
     }
     g->used = ++p->clock;
-    return cuda_check(cudaGraphLaunch(g->exec, r->at.stream), "a step", e);
+    return device_cuda_check(cudaGraphLaunch(g->exec, r->at.stream), "a step", e);
 }

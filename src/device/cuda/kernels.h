@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the host files of the cuda device ask of its kernels.
  *
- * Plain C on both sides: the .cu files define these functions, the .c files call them. Every pointer
- * is device memory. Activations that a matrix reads are bf16, the residual stream and sums are
- * float32. All functions only put work on the stream and return the error of the launch.
+ * Plain C on both sides: the .cu files define these functions, the .c files call them. Every
+ * pointer is device memory. Activations that a matrix reads are bf16, the residual stream and
+ * sums are float32. All functions only put work on the stream and return the error of the launch.
  *
  * Exactness in decode (at most CUDA_DECODE_ROWS rows): a row's bits depend on its data and absolute
  * positions alone. The vector-matrix kernel gives each row a column of the matrix unit and adds up
@@ -86,7 +86,7 @@ cudaError_t cuda_angles(struct cuda_where at, float2 *cs, const float *inv_freq,
 
 /* One of q, k, v inside a row: where, how many heads, what is done to them. */
 struct cuda_head_part {
-    cuda_bf16 *x;      /* [rows, heads*head_dim] with leading dimension ld */
+    cuda_bf16 *x; /* [rows, heads*head_dim] with leading dimension ld */
     uint32_t ld, heads;
     const float *norm; /* [head_dim] or NULL */
     const float2 *cs;  /* angles or NULL */
@@ -131,9 +131,9 @@ struct cuda_attention {
 };
 /* Scratch of split attention. */
 struct cuda_partials {
-    float *o;           /* [rows][q_heads][max_splits][head_dim] */
-    float2 *ml;         /* [rows][q_heads][max_splits] maximum and sum */
-    uint32_t *arrived;  /* [rows][q_heads] zero between launches */
+    float *o;          /* [rows][q_heads][max_splits][head_dim] */
+    float2 *ml;        /* [rows][q_heads][max_splits] maximum and sum */
+    uint32_t *arrived; /* [rows][q_heads] zero between launches */
     uint32_t max_splits;
 };
 /* Every row by itself; splits: blocks a row may need at most. */

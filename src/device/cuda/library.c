@@ -8,7 +8,7 @@
 
 #define MIN_SM 80
 
-int cuda_check(cudaError_t rc, const char *what, struct baton_error *e)
+int device_cuda_check(cudaError_t rc, const char *what, struct baton_error *e)
 {
     if (rc == cudaSuccess)
         return 0;
@@ -78,8 +78,8 @@ static void probe(struct baton_caps *caps, char why[128])
 static void cuda_close(struct device *base)
 {
     struct cuda_device *d = (struct cuda_device *)base;
-    cuda_kv_close(base);
-    cuda_matmul_close(d->matmul);
+    device_cuda_kv_close(base);
+    device_cuda_matmul_close(d->matmul);
     if (d->compute)
         cudaStreamDestroy(d->compute);
     if (d->copy)
@@ -91,19 +91,22 @@ static void cuda_close(struct device *base)
 static int open_parts(struct cuda_device *d, struct baton_error *e)
 {
     int n = 0, major = 0;
-    int rc = cuda_check(cudaSetDevice(d->card), "choosing the card", e);
+    int rc = device_cuda_check(cudaSetDevice(d->card), "choosing the card", e);
     if (rc == 0)
-        rc = cuda_check(cudaStreamCreateWithFlags(&d->compute, cudaStreamNonBlocking), "a stream", e);
+        rc = device_cuda_check(cudaStreamCreateWithFlags(&d->compute, cudaStreamNonBlocking),
+                               "a stream", e);
     if (rc == 0)
-        rc = cuda_check(cudaStreamCreateWithFlags(&d->copy, cudaStreamNonBlocking), "a stream", e);
+        rc = device_cuda_check(cudaStreamCreateWithFlags(&d->copy, cudaStreamNonBlocking),
+                               "a stream", e);
     if (rc == 0)
-        rc = cuda_check(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, d->card),
-                        "attributes", e);
+        rc = device_cuda_check(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, d->card),
+                               "attributes", e);
     if (rc == 0)
-        rc = cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d->card),
-                        "attributes", e);
+        rc = device_cuda_check(
+            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d->card),
+            "attributes", e);
     if (rc == 0)
-        rc = cuda_check(cudaMallocHost(&d->bounce, BOUNCE_BYTES), "pinned memory", e);
+        rc = device_cuda_check(cudaMallocHost(&d->bounce, BOUNCE_BYTES), "pinned memory", e);
     d->n_sms = (uint32_t)n;
     d->overlap = major >= 9;
     return rc;
@@ -115,7 +118,7 @@ static int cuda_start(struct device *d, unsigned n_threads, struct baton_error *
 {
     struct cuda_device *c = (struct cuda_device *)d;
     (void)n_threads; /* the card has its own */
-    return cuda_check(cudaSetDevice(c->card), "choosing the card", e);
+    return device_cuda_check(cudaSetDevice(c->card), "choosing the card", e);
 }
 
 static const struct device_impl impl = {
@@ -124,19 +127,19 @@ static const struct device_impl impl = {
     .open = cuda_open,
     .close = cuda_close,
     .start = cuda_start,
-    .weight_bind = cuda_weight_bind,
-    .weight_close = cuda_weight_close,
-    .weight_bytes = cuda_weight_bytes,
-    .program_open = cuda_program_open,
-    .program_close = cuda_program_close,
-    .submit = cuda_submit,
-    .wait = cuda_wait,
-    .kv_open = cuda_kv_open,
-    .kv_close = cuda_kv_close,
-    .kv_read = cuda_kv_read,
-    .kv_write = cuda_kv_write,
-    .pin = cuda_pin,
-    .unpin = cuda_unpin,
+    .weight_bind = device_cuda_weight_bind,
+    .weight_close = device_cuda_weight_close,
+    .weight_bytes = device_cuda_weight_bytes,
+    .program_open = device_cuda_program_open,
+    .program_close = device_cuda_program_close,
+    .submit = device_cuda_submit,
+    .wait = device_cuda_wait,
+    .kv_open = device_cuda_kv_open,
+    .kv_close = device_cuda_kv_close,
+    .kv_read = device_cuda_kv_read,
+    .kv_write = device_cuda_kv_write,
+    .pin = device_cuda_pin,
+    .unpin = device_cuda_unpin,
     .after_fork = true,
     .numbered = true,
 };
@@ -167,7 +170,7 @@ static const struct device_library library = {
     .impl_size = sizeof(struct device_impl),
     .impl = &impl,
     .probe_card = probe_card,
-    .ceilings = cuda_ceilings,
+    .ceilings = device_cuda_ceilings,
 };
 
 __attribute__((visibility("default"))) const struct device_library *baton_device_library(void)

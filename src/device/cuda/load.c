@@ -17,8 +17,8 @@
 /* Candidates in order; false after the last. `beside` is the executable's folder. */
 static bool candidate(unsigned i, const char *beside, char *path, size_t size)
 {
-    static const char *const folders[] = {"", "src/device/", "../src/device/", "../../src/device/", "../lib/",
-                                          "../lib/baton/"};
+    static const char *const folders[] = {
+        "", "src/device/", "../src/device/", "../../src/device/", "../lib/", "../lib/baton/"};
     if (i < sizeof folders / sizeof *folders)
         return snprintf(path, size, "%s/%s" NAME, beside, folders[i]) < (int)size;
     return i == sizeof folders / sizeof *folders && snprintf(path, size, NAME) < (int)size;
@@ -57,8 +57,9 @@ static void *open_library(char why[128])
             return h;
         }
     }
-    snprintf(why, 128, "no " NAME " beside the executable, in $BATON_CUDA_LIBRARY or the system's "
-                       "path");
+    snprintf(why, 128,
+             "no " NAME " beside the executable, in $BATON_CUDA_LIBRARY or the system's "
+             "path");
     return NULL;
 }
 
@@ -96,8 +97,8 @@ static int load_open(const struct device_arg *args, unsigned n_args, struct devi
     int rc = device_arg_check("cuda", args, n_args, keys, e);
     for (unsigned i = 0; rc == 0 && i < n_args; i++)
         if (!strcmp(args[i].key, "kv-dtype") && strcmp(args[i].value, "bf16"))
-            rc = base_fail(e, BATON_ERR_UNSUPPORTED, "device cuda keeps its KV cache in bf16, not %s",
-                           args[i].value);
+            rc = base_fail(e, BATON_ERR_UNSUPPORTED,
+                           "device cuda keeps its KV cache in bf16, not %s", args[i].value);
     if (rc)
         return rc;
     const struct device_library *l = device_cuda_library(why);

@@ -25,7 +25,7 @@ struct entry {
     cublasLtMatmulAlgo_t algo;
 };
 
-struct cuda_matmul {
+struct device_cuda_matmul {
     void *library, *workspace;
     cublasLtHandle_t handle;
     cublasLtMatmulDesc_t desc;
@@ -54,12 +54,15 @@ static int check(cublasStatus_t rc, const char *what, struct baton_error *e)
                      "cuda: cuBLASLt: %s: status %d", what, (int)rc);
 }
 
-static int open_library(struct cuda_matmul *m, struct baton_error *e)
+static int open_library(struct device_cuda_matmul *m, struct baton_error *e)
 {
     static const char *const names[] = {
-        "libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13",
-        "/usr/local/cuda/targets/x86_64-linux/lib/libcublasLt.so.13", "libcublasLt.so.12",
-        "/usr/local/cuda/lib64/libcublasLt.so.12", NULL};
+        "libcublasLt.so.13",
+        "/usr/local/cuda/lib64/libcublasLt.so.13",
+        "/usr/local/cuda/targets/x86_64-linux/lib/libcublasLt.so.13",
+        "libcublasLt.so.12",
+        "/usr/local/cuda/lib64/libcublasLt.so.12",
+        NULL};
     const char *given = getenv("BATON_CUBLASLT_LIBRARY");
     if (given)
         m->library = dlopen(given, RTLD_NOW | RTLD_LOCAL);
@@ -72,7 +75,7 @@ static int open_library(struct cuda_matmul *m, struct baton_error *e)
     return 0;
 }
 
-static int resolve(struct cuda_matmul *m, struct baton_error *e)
+static int resolve(struct device_cuda_matmul *m, struct baton_error *e)
 {
     const struct {
         const char *name;
@@ -100,7 +103,7 @@ static int resolve(struct cuda_matmul *m, struct baton_error *e)
     return 0;
 }
 
-static int prepare(struct cuda_matmul *m, struct baton_error *e)
+static int prepare(struct device_cuda_matmul *m, struct baton_error *e)
 {
     cublasOperation_t transposed = CUBLAS_OP_T;
     size_t bytes = WORKSPACE;
@@ -108,21 +111,23 @@ static int prepare(struct cuda_matmul *m, struct baton_error *e)
     if (rc == 0)
         rc = check(m->desc_create(&m->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "description", e);
     if (rc == 0)
-        rc = check(m->desc_set(m->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                               sizeof transposed), "description", e);
+        rc = check(
+            m->desc_set(m->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
+            "description", e);
     if (rc == 0)
         rc = check(m->preference_create(&m->preference), "preference", e);
     if (rc == 0)
         rc = check(m->preference_set(m->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                     &bytes, sizeof bytes), "preference", e);
+                                     &bytes, sizeof bytes),
+                   "preference", e);
     if (rc == 0)
-        rc = cuda_check(cudaMalloc(&m->workspace, WORKSPACE), "cuBLASLt's workspace", e);
+        rc = device_cuda_check(cudaMalloc(&m->workspace, WORKSPACE), "cuBLASLt's workspace", e);
     return rc;
 }
 
-int cuda_matmul_open(struct cuda_matmul **out, struct baton_error *e)
+int device_cuda_matmul_open(struct device_cuda_matmul **out, struct baton_error *e)
 {
-    struct cuda_matmul *m = base_try_alloc(1, sizeof *m, e);
+    struct device_cuda_matmul *m = base_try_alloc(1, sizeof *m, e);
     if (!m)
         return BATON_ERR_NOMEM;
     m->entries = base_try_alloc(MAX_SHAPES, sizeof *m->entries, e);
@@ -132,14 +137,14 @@ int cuda_matmul_open(struct cuda_matmul **out, struct baton_error *e)
     if (rc == 0)
         rc = prepare(m, e);
     if (rc) {
-        cuda_matmul_close(m);
+        device_cuda_matmul_close(m);
         return rc;
     }
     *out = m;
     return 0;
 }
 
-static void drop(struct cuda_matmul *m, struct entry *x)
+static void drop(struct device_cuda_matmul *m, struct entry *x)
 {
     if (x->w)
         m->layout_destroy(x->w);
@@ -150,7 +155,7 @@ static void drop(struct cuda_matmul *m, struct entry *x)
     memset(x, 0, sizeof *x);
 }
 
-void cuda_matmul_close(struct cuda_matmul *m)
+void device_cuda_matmul_close(struct device_cuda_matmul *m)
 {
     if (!m)
         return;
@@ -170,7 +175,7 @@ void cuda_matmul_close(struct cuda_matmul *m)
 }
 
 /* Column-major eyes: y is [m, rows], w [k, m] transposed, x [k, rows]. */
-static int choose(struct cuda_matmul *m, const struct shape *s, struct entry *x,
+static int choose(struct device_cuda_matmul *m, const struct shape *s, struct entry *x,
                   struct baton_error *e)
 {
     cublasLtMatmulHeuristicResult_t found;
@@ -180,11 +185,13 @@ static int choose(struct cuda_matmul *m, const struct shape *s, struct entry *x,
     if (rc == 0)
         rc = check(m->layout_create(&x->x, CUDA_R_16BF, s->k, s->rows, s->ldx), "layout", e);
     if (rc == 0)
-        rc = check(m->layout_create(&x->y, s->wide ? CUDA_R_32F : CUDA_R_16BF, s->m, s->rows,
-                                    s->ldy), "layout", e);
+        rc = check(
+            m->layout_create(&x->y, s->wide ? CUDA_R_32F : CUDA_R_16BF, s->m, s->rows, s->ldy),
+            "layout", e);
     if (rc == 0)
-        rc = check(m->heuristic(m->handle, m->desc, x->w, x->x, x->y, x->y, m->preference, 1,
-                                &found, &n), "choice of an algorithm", e);
+        rc = check(
+            m->heuristic(m->handle, m->desc, x->w, x->x, x->y, x->y, m->preference, 1, &found, &n),
+            "choice of an algorithm", e);
     if (rc == 0 && n == 0)
         rc = base_fail(e, BATON_ERR_DEVICE, "cuda: cuBLASLt has no algorithm for [%u, %u] x [%u]",
                        s->rows, s->k, s->m);
@@ -193,7 +200,7 @@ static int choose(struct cuda_matmul *m, const struct shape *s, struct entry *x,
     return rc;
 }
 
-static int find(struct cuda_matmul *m, const struct shape *s, struct entry **out,
+static int find(struct device_cuda_matmul *m, const struct shape *s, struct entry **out,
                 struct baton_error *e)
 {
     for (uint32_t i = 0; i < m->n; i++)
@@ -215,9 +222,9 @@ static int find(struct cuda_matmul *m, const struct shape *s, struct entry **out
     return 0;
 }
 
-int cuda_matmul(struct cuda_matmul *mm, cudaStream_t stream, void *y, uint32_t ldy, bool wide,
-                bool add, const cuda_bf16 *x, uint32_t ldx, const cuda_bf16 *w, uint32_t rows,
-                uint32_t m, uint32_t k, struct baton_error *e)
+int device_cuda_matmul(struct device_cuda_matmul *mm, cudaStream_t stream, void *y, uint32_t ldy,
+                       bool wide, bool add, const cuda_bf16 *x, uint32_t ldx, const cuda_bf16 *w,
+                       uint32_t rows, uint32_t m, uint32_t k, struct baton_error *e)
 {
     struct shape s;
     struct entry *entry;

@@ -2,20 +2,20 @@
 /* The device's copy of the cache and the way between it and the engine's pool.
  *
  * Pages are copied whole: positions of a page that nobody stored travel too and mean nothing on
- * either side. A layer leaves by itself while the next one computes: its K and V of a layer lie side by side in a block, so a run of consecutive
- * block numbers is one copy with a pitch. */
+ * either side. A layer leaves by itself while the next one computes: its K and V of a layer lie
+ * side by side in a block, so a run of consecutive block numbers is one copy with a pitch. */
 #include <stdlib.h>
 
 #include "device/cuda/cuda_priv.h"
 
-int cuda_kv_open(struct device *base, void *host, size_t bytes, struct baton_error *e)
+int device_cuda_kv_open(struct device *base, void *host, size_t bytes, struct baton_error *e)
 {
     struct cuda_device *d = (struct cuda_device *)base;
     if (d->host)
         return base_fail(e, BATON_ERR_USAGE, "cuda: a KV pool is open already");
-    int rc = cuda_check(cudaMalloc((void **)&d->pool, bytes), "the KV pool", e);
+    int rc = device_cuda_check(cudaMalloc((void **)&d->pool, bytes), "the KV pool", e);
     if (rc == 0) /* 0xFF is NaN: reading what nobody stored shows */
-        rc = cuda_check(cudaMemset(d->pool, 0xFF, bytes), "the KV pool", e);
+        rc = device_cuda_check(cudaMemset(d->pool, 0xFF, bytes), "the KV pool", e);
     if (rc) {
         cudaFree(d->pool);
         d->pool = NULL;
@@ -27,7 +27,7 @@ int cuda_kv_open(struct device *base, void *host, size_t bytes, struct baton_err
     return 0;
 }
 
-void cuda_kv_close(struct device *base)
+void device_cuda_kv_close(struct device *base)
 {
     struct cuda_device *d = (struct cuda_device *)base;
     if (!d->host)
@@ -63,15 +63,16 @@ static int copy_run(struct cuda_device *d, const struct baton_kv_view *v, int32_
                     (size_t)block * pitch;
         void *to = to_host ? d->host + at : d->pool + at;
         const void *from = to_host ? d->pool + at : d->host + at;
-        rc = cuda_check(cudaMemcpy2DAsync(to, pitch, from, pitch, beside ? 2 * one : one, n,
-                                          to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
-                                          stream), "a copy of the KV cache", e);
+        rc = device_cuda_check(
+            cudaMemcpy2DAsync(to, pitch, from, pitch, beside ? 2 * one : one, n,
+                              to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream),
+            "a copy of the KV cache", e);
     }
     return rc;
 }
 
-int cuda_pages_copy(struct cuda_device *d, const struct baton_kv_view *v, uint32_t first,
-                    uint32_t n, bool to_host, cudaStream_t stream, struct baton_error *e)
+int device_cuda_pages_copy(struct cuda_device *d, const struct baton_kv_view *v, uint32_t first,
+                           uint32_t n, bool to_host, cudaStream_t stream, struct baton_error *e)
 {
     if (!d->host)
         return base_fail(e, BATON_ERR_USAGE, "cuda: no KV pool is open");
@@ -103,11 +104,11 @@ static int copy_blocks(struct cuda_device *d, const struct baton_kv_view *v, con
         for (run = 1; b + run < end && v->blocks[b + run] == v->blocks[b] + (int32_t)run;)
             run++;
         size_t at = (size_t)(base - d->host) + (size_t)v->blocks[b] * one;
-        rc = cuda_check(to_host ? cudaMemcpyAsync(d->host + at, d->pool + at, run * one,
-                                                  cudaMemcpyDeviceToHost, d->copy)
-                                : cudaMemcpyAsync(d->pool + at, d->host + at, run * one,
-                                                  cudaMemcpyHostToDevice, d->copy),
-                        "a copy of the KV cache", e);
+        rc = device_cuda_check(to_host ? cudaMemcpyAsync(d->host + at, d->pool + at, run * one,
+                                                         cudaMemcpyDeviceToHost, d->copy)
+                                       : cudaMemcpyAsync(d->pool + at, d->host + at, run * one,
+                                                         cudaMemcpyHostToDevice, d->copy),
+                               "a copy of the KV cache", e);
     }
     return rc;
 }
@@ -135,24 +136,25 @@ static int copy_now(struct device *base, const struct baton_kv_view *views, uint
             lowest = first[k] < lowest ? first[k] : lowest;
         }
         if (!done && lowest < end)
-            rc = copy_blocks(d, v, start, lowest / CUDA_PAGE, (end - 1) / CUDA_PAGE + 1, to_host, e);
+            rc = copy_blocks(d, v, start, lowest / CUDA_PAGE, (end - 1) / CUDA_PAGE + 1, to_host,
+                             e);
     }
-    return rc ? rc : cuda_check(cudaStreamSynchronize(d->copy), "a copy of the KV cache", e);
+    return rc ? rc : device_cuda_check(cudaStreamSynchronize(d->copy), "a copy of the KV cache", e);
 }
 
-int cuda_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                 const uint32_t *first, uint32_t end, struct baton_error *e)
+int device_cuda_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                        const uint32_t *first, uint32_t end, struct baton_error *e)
 {
     return copy_now(d, views, n_layers, first, end, true, e);
 }
 
-int cuda_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                  const uint32_t *first, uint32_t end, struct baton_error *e)
+int device_cuda_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
+                         const uint32_t *first, uint32_t end, struct baton_error *e)
 {
     return copy_now(d, views, n_layers, first, end, false, e);
 }
 
-bool cuda_pin(struct device *d, void *p, size_t bytes)
+bool device_cuda_pin(struct device *d, void *p, size_t bytes)
 {
     (void)d;
     if (cudaHostRegister(p, bytes, cudaHostRegisterDefault) == 0)
@@ -161,7 +163,7 @@ bool cuda_pin(struct device *d, void *p, size_t bytes)
     return false;
 }
 
-void cuda_unpin(struct device *d, void *p)
+void device_cuda_unpin(struct device *d, void *p)
 {
     (void)d;
     if (cudaHostUnregister(p))

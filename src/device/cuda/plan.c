@@ -44,11 +44,15 @@ static bool reads(const struct cuda_op *op, uint8_t a)
     case CUDA_V_ROPE:
     case CUDA_V_ATTEND:
     case CUDA_V_SELECT:
-    case CUDA_V_LOGITS: return op->x == a;
+    case CUDA_V_LOGITS:
+        return op->x == a;
     case CUDA_V_APPEND:
-    case CUDA_V_GATE: return op->x == a || op->z == a;
-    case CUDA_V_ADD: return op->x == a || op->y == a;
-    default: return false;
+    case CUDA_V_GATE:
+        return op->x == a || op->z == a;
+    case CUDA_V_ADD:
+        return op->x == a || op->y == a;
+    default:
+        return false;
     }
 }
 
@@ -60,8 +64,10 @@ static bool writes(const struct cuda_op *op, uint8_t a)
     case CUDA_V_LINEAR:
     case CUDA_V_ATTEND:
     case CUDA_V_GATE:
-    case CUDA_V_SELECT: return op->y == a;
-    default: return false;
+    case CUDA_V_SELECT:
+        return op->y == a;
+    default:
+        return false;
     }
 }
 
@@ -172,17 +178,18 @@ static int join_bias(struct maker *m, struct cuda_step *s, uint32_t n)
         any = any || peek(m, i)->b;
     if (!any)
         return 0;
-    int rc = cuda_check(cudaMalloc((void **)&all, s->m * sizeof *all), "a bias", m->e);
+    int rc = device_cuda_check(cudaMalloc((void **)&all, s->m * sizeof *all), "a bias", m->e);
     if (rc)
         return rc;
     m->p->extra[m->p->n_extra++] = all;
     s->bias = all;
-    rc = cuda_check(cudaMemset(all, 0, s->m * sizeof *all), "a bias", m->e);
+    rc = device_cuda_check(cudaMemset(all, 0, s->m * sizeof *all), "a bias", m->e);
     for (uint32_t i = 0; rc == 0 && i < n; i++) {
         const struct cuda_op *op = peek(m, i);
         if (op->b)
-            rc = cuda_check(cudaMemcpy(all + at, op->b->vector, op->w->rows * sizeof *all,
-                                       cudaMemcpyDeviceToDevice), "a bias", m->e);
+            rc = device_cuda_check(cudaMemcpy(all + at, op->b->vector, op->w->rows * sizeof *all,
+                                              cudaMemcpyDeviceToDevice),
+                                   "a bias", m->e);
         at += op->w->rows;
     }
     return rc;
@@ -221,7 +228,7 @@ static int make_linear(struct maker *m)
         s->m += w[i]->rows;
     }
     if (rc == 0 && n > 1)
-        rc = cuda_weight_join(m->d, w, n, m->e);
+        rc = device_cuda_weight_join(m->d, w, n, m->e);
     if (rc == 0)
         rc = join_bias(m, s, n);
     if (rc)
@@ -233,8 +240,8 @@ static int make_linear(struct maker *m)
     if (norm)
         norm->lazy = true;
     const struct cuda_op *next = peek(m, n);
-    if (n == 1 && next->verb == CUDA_V_ADD && next->y == y[0] && next->x != y[0] &&
-        !op->b && dead_from(m, m->at + 2, y[0])) {
+    if (n == 1 && next->verb == CUDA_V_ADD && next->y == y[0] && next->x != y[0] && !op->b &&
+        dead_from(m, m->at + 2, y[0])) {
         s->y = next->x;
         s->add = true;
         m->at++;
@@ -357,9 +364,9 @@ static int make_append(struct maker *m)
 static int make_simple(struct maker *m)
 {
     static const enum cuda_step_kind kinds[] = {
-        [CUDA_V_EMBED] = CUDA_S_EMBED,           [CUDA_V_ATTEND] = CUDA_S_ATTEND,
-        [CUDA_V_ADD] = CUDA_S_ADD,               [CUDA_V_LAYER_DONE] = CUDA_S_LAYER_DONE,
-        [CUDA_V_SELECT] = CUDA_S_SELECT,         [CUDA_V_LOGITS] = CUDA_S_LOGITS,
+        [CUDA_V_EMBED] = CUDA_S_EMBED,   [CUDA_V_ATTEND] = CUDA_S_ATTEND,
+        [CUDA_V_ADD] = CUDA_S_ADD,       [CUDA_V_LAYER_DONE] = CUDA_S_LAYER_DONE,
+        [CUDA_V_SELECT] = CUDA_S_SELECT, [CUDA_V_LOGITS] = CUDA_S_LOGITS,
     };
     const struct cuda_op *op = peek(m, 0);
     struct cuda_array *a = m->p->array;
@@ -386,33 +393,40 @@ static int make_simple(struct maker *m)
 static int make_next(struct maker *m)
 {
     switch (peek(m, 0)->verb) {
-    case CUDA_V_NORM: return make_norm(m);
-    case CUDA_V_LINEAR: return make_linear(m);
-    case CUDA_V_GATE: return make_gate(m);
+    case CUDA_V_NORM:
+        return make_norm(m);
+    case CUDA_V_LINEAR:
+        return make_linear(m);
+    case CUDA_V_GATE:
+        return make_gate(m);
     case CUDA_V_HEAD_NORM:
-    case CUDA_V_ROPE: return make_heads(m);
-    case CUDA_V_APPEND: return make_append(m);
-    default: return make_simple(m);
+    case CUDA_V_ROPE:
+        return make_heads(m);
+    case CUDA_V_APPEND:
+        return make_append(m);
+    default:
+        return make_simple(m);
     }
 }
 
 static int upload_ropes(struct maker *m)
 {
     struct cuda_plan *p = m->p;
-    int rc = cuda_check(cudaMalloc((void **)&p->inv_freq, CUDA_MAX_ROPES * 128 * sizeof(float)),
-                        "rotation angles", m->e);
+    int rc = device_cuda_check(
+        cudaMalloc((void **)&p->inv_freq, CUDA_MAX_ROPES * 128 * sizeof(float)), "rotation angles",
+        m->e);
     p->n_ropes = m->r->n_ropes;
     for (uint32_t i = 0; rc == 0 && i < p->n_ropes; i++) {
         p->ropes[i] = m->r->ropes[i];
-        rc = cuda_check(cudaMemcpy(p->inv_freq + 128 * i, p->ropes[i].inv_freq,
-                                   sizeof p->ropes[i].inv_freq, cudaMemcpyHostToDevice),
-                        "rotation angles", m->e);
+        rc = device_cuda_check(cudaMemcpy(p->inv_freq + 128 * i, p->ropes[i].inv_freq,
+                                          sizeof p->ropes[i].inv_freq, cudaMemcpyHostToDevice),
+                               "rotation angles", m->e);
     }
     return rc;
 }
 
-int cuda_plan_make(struct cuda_device *d, const struct cuda_record *r, struct cuda_plan *out,
-                   struct baton_error *e)
+int device_cuda_plan_make(struct cuda_device *d, const struct cuda_record *r, struct cuda_plan *out,
+                          struct baton_error *e)
 {
     struct maker m = {.d = d, .r = r, .p = out, .e = e};
     out->n_layers = r->n_layers;
@@ -428,7 +442,7 @@ int cuda_plan_make(struct cuda_device *d, const struct cuda_record *r, struct cu
     return rc;
 }
 
-void cuda_plan_free(struct cuda_plan *p)
+void device_cuda_plan_free(struct cuda_plan *p)
 {
     for (uint32_t i = 0; i < p->n_extra; i++)
         cudaFree(p->extra[i]);

@@ -10,7 +10,7 @@ struct cuda_profile {
     cudaEvent_t events[]; /* [n_steps + 1] */
 };
 
-struct cuda_profile *cuda_profile_open(const struct cuda_run *r)
+struct cuda_profile *device_cuda_profile_open(const struct cuda_run *r)
 {
     uint32_t n = r->p->plan.n_steps + 1;
     if (!getenv("BATON_CUDA_PROFILE"))
@@ -22,7 +22,7 @@ struct cuda_profile *cuda_profile_open(const struct cuda_run *r)
     return p;
 }
 
-void cuda_profile_step(struct cuda_profile *p, const struct cuda_run *r, uint32_t step)
+void device_cuda_profile_step(struct cuda_profile *p, const struct cuda_run *r, uint32_t step)
 {
     if (p && step < p->n)
         cudaEventRecord(p->events[step], r->at.stream);
@@ -31,8 +31,8 @@ void cuda_profile_step(struct cuda_profile *p, const struct cuda_run *r, uint32_
 /* Products apart by shape: they are most of the time. */
 static void tell(const struct cuda_profile *p, const struct cuda_run *r)
 {
-    static const char *const names[] = {"",     "embed", "norm",       "norm_add_norm", "linear",
-                                        "gate", "heads", "attend",     "add",           "layer_done",
+    static const char *const names[] = {"",       "embed",  "norm",   "norm_add_norm", "linear",
+                                        "gate",   "heads",  "attend", "add",           "layer_done",
                                         "select", "logits", "narrow"};
     const struct cuda_plan *plan = &r->p->plan;
     for (uint32_t i = 0; i < plan->n_steps; i++) {
@@ -58,11 +58,11 @@ static void tell(const struct cuda_profile *p, const struct cuda_run *r)
     }
 }
 
-void cuda_profile_close(struct cuda_profile *p, const struct cuda_run *r)
+void device_cuda_profile_close(struct cuda_profile *p, const struct cuda_run *r)
 {
     if (!p)
         return;
-    cuda_profile_step(p, r, r->p->plan.n_steps);
+    device_cuda_profile_step(p, r, r->p->plan.n_steps);
     if (p->n == r->p->plan.n_steps + 1 && cudaStreamSynchronize(r->at.stream) == 0) {
         fprintf(stderr, "cuda profile: %u rows\n", r->b->n_rows);
         tell(p, r);

@@ -220,18 +220,19 @@ static const struct device_verbs verbs = {
     .logits = v_logits,
 };
 
-int cuda_record_open(const struct device_graph *g, struct cuda_record *out, struct baton_error *e)
+int device_cuda_record_open(const struct device_graph *g, struct cuda_record *out,
+                            struct baton_error *e)
 {
     struct recorder r = {.base = {.verbs = &verbs}, .out = out};
     memset(out, 0, sizeof *out);
     out->n_layers = g->n_layers;
     int rc = g->forward(g->ctx, &r.base, e);
     if (rc)
-        cuda_record_close(out);
+        device_cuda_record_close(out);
     return rc;
 }
 
-void cuda_record_close(struct cuda_record *r)
+void device_cuda_record_close(struct cuda_record *r)
 {
     free(r->ops);
     r->ops = NULL;

@@ -13,7 +13,7 @@ static int grow(void **p, size_t bytes, const char *what, struct baton_error *e)
 {
     cudaFree(*p);
     *p = NULL;
-    return cuda_check(cudaMalloc(p, bytes), what, e);
+    return device_cuda_check(cudaMalloc(p, bytes), what, e);
 }
 
 /* Rows up to a power of two, so that growth is rare. Poisoned: reading what no step wrote shows. */
@@ -25,7 +25,7 @@ static int grow_arrays(struct cuda_program *p, uint32_t rows, struct baton_error
         return 0;
     while (capacity < rows)
         capacity *= 2;
-    cuda_graphs_drop(p);
+    device_cuda_graphs_drop(p);
     p->capacity = 0;
     for (uint32_t i = 0; rc == 0 && i < p->plan.n_arrays; i++) {
         struct cuda_array *a = &p->plan.array[i];
@@ -33,7 +33,7 @@ static int grow_arrays(struct cuda_program *p, uint32_t rows, struct baton_error
         if (a->home == i)
             rc = grow(&a->data, bytes, "activations", e);
         if (rc == 0 && a->home == i)
-            rc = cuda_check(cudaMemset(a->data, 0xFF, bytes), "activations", e);
+            rc = device_cuda_check(cudaMemset(a->data, 0xFF, bytes), "activations", e);
         if (rc == 0 && a->shadow)
             rc = grow((void **)&a->copy, (size_t)capacity * a->cols * 2, "activations", e);
     }
@@ -49,7 +49,7 @@ static int grow_logits(struct cuda_program *p, uint32_t rows, struct baton_error
 {
     if (rows <= p->logit_rows)
         return 0;
-    cuda_graphs_drop(p);
+    device_cuda_graphs_drop(p);
     p->logit_rows = 0;
     if (rows < CUDA_DECODE_ROWS)
         rows = CUDA_DECODE_ROWS;
@@ -65,7 +65,7 @@ static int grow_partials(struct cuda_program *p, uint32_t splits, struct baton_e
     size_t rows = (size_t)CUDA_DECODE_ROWS * p->plan.max_heads;
     if (splits <= p->partials.max_splits || p->plan.max_heads == 0)
         return 0;
-    cuda_graphs_drop(p);
+    device_cuda_graphs_drop(p);
     p->partials.max_splits = 0;
     int rc = grow((void **)&p->partials.o, rows * splits * CUDA_MAX_HEAD_DIM * sizeof(float),
                   "attention", e);
@@ -74,7 +74,8 @@ static int grow_partials(struct cuda_program *p, uint32_t splits, struct baton_e
     if (rc == 0)
         rc = grow((void **)&p->partials.arrived, rows * sizeof(uint32_t), "attention", e);
     if (rc == 0)
-        rc = cuda_check(cudaMemset(p->partials.arrived, 0, rows * sizeof(uint32_t)), "attention", e);
+        rc = device_cuda_check(cudaMemset(p->partials.arrived, 0, rows * sizeof(uint32_t)),
+                               "attention", e);
     if (rc == 0)
         p->partials.max_splits = splits;
     return rc;
@@ -85,11 +86,11 @@ static int grow_meta(struct cuda_program *p, size_t bytes, struct baton_error *e
     if (bytes <= p->meta_bytes)
         return 0;
     bytes = 2 * bytes;
-    cuda_graphs_drop(p);
+    device_cuda_graphs_drop(p);
     p->meta_bytes = 0;
     cudaFreeHost(p->meta_host);
     p->meta_host = NULL;
-    int rc = cuda_check(cudaMallocHost((void **)&p->meta_host, bytes), "pinned memory", e);
+    int rc = device_cuda_check(cudaMallocHost((void **)&p->meta_host, bytes), "pinned memory", e);
     if (rc == 0)
         rc = grow((void **)&p->meta, bytes, "a batch", e);
     if (rc == 0)
@@ -103,24 +104,25 @@ static int open_parts(struct cuda_program *p, struct baton_error *e)
 {
     struct cuda_device *d = (struct cuda_device *)p->base.device;
     struct cuda_record record;
-    int rc = d->matmul ? 0 : cuda_matmul_open(&d->matmul, e);
+    int rc = d->matmul ? 0 : device_cuda_matmul_open(&d->matmul, e);
     if (rc == 0)
-        rc = cuda_record_open(&p->base.graph, &record, e);
+        rc = device_cuda_record_open(&p->base.graph, &record, e);
     if (rc)
         return rc;
-    rc = cuda_plan_make(d, &record, &p->plan, e);
-    cuda_record_close(&record);
+    rc = device_cuda_plan_make(d, &record, &p->plan, e);
+    device_cuda_record_close(&record);
     for (int i = 0; rc == 0 && i < 2; i++)
-        rc = cuda_check(cudaEventCreateWithFlags(&p->computed[i], cudaEventDisableTiming),
-                        "an event", e);
+        rc = device_cuda_check(cudaEventCreateWithFlags(&p->computed[i], cudaEventDisableTiming),
+                               "an event", e);
     for (; rc == 0 && p->n_events < p->plan.n_layers; p->n_events++)
-        rc = cuda_check(cudaEventCreateWithFlags(&p->copied[p->n_events],
-                                                 cudaEventDisableTiming), "an event", e);
+        rc = device_cuda_check(
+            cudaEventCreateWithFlags(&p->copied[p->n_events], cudaEventDisableTiming), "an event",
+            e);
     return rc;
 }
 
-int cuda_program_open(struct device *d, const struct device_graph *g, struct device_program **out,
-                      struct baton_error *e)
+int device_cuda_program_open(struct device *d, const struct device_graph *g,
+                             struct device_program **out, struct baton_error *e)
 {
     if (g->n_layers > CUDA_MAX_LAYERS)
         return base_fail(e, BATON_ERR_UNSUPPORTED, "cuda: %u layers, at most %u", g->n_layers,
@@ -132,19 +134,19 @@ int cuda_program_open(struct device *d, const struct device_graph *g, struct dev
     p->base.graph = *g;
     int rc = open_parts(p, e);
     if (rc) {
-        cuda_program_close(&p->base);
+        device_cuda_program_close(&p->base);
         return rc;
     }
     *out = &p->base;
     return 0;
 }
 
-void cuda_program_close(struct device_program *base)
+void device_cuda_program_close(struct device_program *base)
 {
     struct cuda_program *p = (struct cuda_program *)base;
     cudaDeviceSynchronize();
-    cuda_graphs_drop(p);
-    cuda_plan_free(&p->plan);
+    device_cuda_graphs_drop(p);
+    device_cuda_plan_free(&p->plan);
     for (uint32_t i = 0; i < CUDA_MAX_ROPES; i++)
         cudaFree(p->angles[i]);
     cudaFreeHost(p->meta_host);
@@ -201,7 +203,7 @@ static int set_pages(struct cuda_run *r, struct baton_error *e)
         now.stride_head = v->layout->stride_head;
         now.group = g;
         if (memcmp(&now, &r->p->pages[l], sizeof now)) {
-            cuda_graphs_drop(r->p);
+            device_cuda_graphs_drop(r->p);
             r->p->pages[l] = now;
         }
     }
@@ -241,7 +243,7 @@ static int fill_meta(struct cuda_run *r, struct baton_error *e)
     if (longest > p->table_stride) {
         while (p->table_stride < longest)
             p->table_stride = p->table_stride ? 2 * p->table_stride : 64;
-        cuda_graphs_drop(p);
+        device_cuda_graphs_drop(p);
     }
     size_t tables = (size_t)CUDA_MAX_LANES * CUDA_GROUPS * p->table_stride;
     size_t used = 4 * (size_t)cap + (size_t)b->n_spans * CUDA_GROUPS * p->table_stride;
@@ -258,9 +260,13 @@ static int fill_meta(struct cuda_run *r, struct baton_error *e)
     for (uint32_t i = 0; i < b->n_logits; i++)
         m[3 * cap + i] = (int32_t)b->logit_rows[i];
     fill_tables(r, m + 4 * (size_t)cap);
-    r->rows = (struct cuda_rows){.ids = dev, .position = dev + cap, .span = dev + 2 * cap,
-                                 .logit = dev + 3 * cap, .tables = dev + 4 * (size_t)cap,
-                                 .table_stride = p->table_stride, .n = b->n_rows};
+    r->rows = (struct cuda_rows){.ids = dev,
+                                 .position = dev + cap,
+                                 .span = dev + 2 * cap,
+                                 .logit = dev + 3 * cap,
+                                 .tables = dev + 4 * (size_t)cap,
+                                 .table_stride = p->table_stride,
+                                 .n = b->n_rows};
     r->meta_used = used * sizeof *m;
     return 0;
 }
@@ -320,8 +326,7 @@ static int prepare(struct cuda_run *r, struct baton_error *e)
 static bool graph_fits(const struct cuda_run *r)
 {
     return r->decode && !r->exports && !getenv("BATON_CUDA_PROFILE") &&
-           r->b->n_spans == r->b->n_rows &&
-           r->b->n_logits == r->b->n_rows;
+           r->b->n_spans == r->b->n_rows && r->b->n_logits == r->b->n_rows;
 }
 
 /* A copy into pinned memory can be part of a graph. */
@@ -334,27 +339,29 @@ static bool logits_pinned(const float *p)
     return false;
 }
 
-int cuda_logits_out(struct cuda_run *r, struct baton_error *e)
+int device_cuda_logits_out(struct cuda_run *r, struct baton_error *e)
 {
     size_t bytes = (size_t)r->b->n_logits * r->p->base.graph.vocab * sizeof(float);
     if (bytes == 0)
         return 0;
-    return cuda_check(cudaMemcpyAsync(r->b->logits, r->p->logits, bytes, cudaMemcpyDeviceToHost,
-                                      r->at.stream), "logits", e);
+    return device_cuda_check(
+        cudaMemcpyAsync(r->b->logits, r->p->logits, bytes, cudaMemcpyDeviceToHost, r->at.stream),
+        "logits", e);
 }
 
-int cuda_meta_in(struct cuda_run *r, struct baton_error *e)
+int device_cuda_meta_in(struct cuda_run *r, struct baton_error *e)
 {
-    return cuda_check(cudaMemcpyAsync(r->p->meta, r->p->meta_host, r->meta_used,
-                                      cudaMemcpyHostToDevice, r->at.stream), "a batch", e);
+    return device_cuda_check(cudaMemcpyAsync(r->p->meta, r->p->meta_host, r->meta_used,
+                                             cudaMemcpyHostToDevice, r->at.stream),
+                             "a batch", e);
 }
 
-int cuda_whole_run(struct cuda_run *r, struct baton_error *e)
+int device_cuda_whole_run(struct cuda_run *r, struct baton_error *e)
 {
-    int rc = cuda_meta_in(r, e);
+    int rc = device_cuda_meta_in(r, e);
     if (rc == 0)
-        rc = cuda_steps(r, e);
-    return rc ? rc : cuda_logits_out(r, e);
+        rc = device_cuda_steps(r, e);
+    return rc ? rc : device_cuda_logits_out(r, e);
 }
 
 /* Tell the batch's owner about layers in order as their copies end, while later ones compute. */
@@ -365,15 +372,16 @@ static int tell_layers(struct cuda_run *r, struct baton_error *e)
         const struct cuda_step *s = &r->p->plan.steps[i];
         if (s->kind != CUDA_S_LAYER_DONE)
             continue;
-        rc = cuda_check(cudaEventSynchronize(r->p->copied[s->layer]), "a copy of the KV cache", e);
+        rc = device_cuda_check(cudaEventSynchronize(r->p->copied[s->layer]),
+                               "a copy of the KV cache", e);
         if (rc == 0)
             r->b->layer_done(r->b->ctx, s->layer);
     }
     return rc;
 }
 
-int cuda_submit(struct device_program *base, const struct baton_batch *b, uint64_t *id,
-                struct baton_error *e)
+int device_cuda_submit(struct device_program *base, const struct baton_batch *b, uint64_t *id,
+                       struct baton_error *e)
 {
     struct cuda_program *p = (struct cuda_program *)base;
     struct cuda_device *d = (struct cuda_device *)base->device;
@@ -384,13 +392,13 @@ int cuda_submit(struct device_program *base, const struct baton_batch *b, uint64
     bool graph = rc == 0 && graph_fits(&r);
     r.pinned = graph && logits_pinned(b->logits);
     if (rc == 0)
-        rc = graph ? cuda_graph_run(&r, e) : cuda_whole_run(&r, e);
+        rc = graph ? device_cuda_graph_run(&r, e) : device_cuda_whole_run(&r, e);
     if (rc == 0 && graph && !r.pinned)
-        rc = cuda_logits_out(&r, e);
+        rc = device_cuda_logits_out(&r, e);
     if (rc == 0 && r.exports)
         rc = tell_layers(&r, e);
     struct baton_error late;
-    int end = cuda_check(cudaStreamSynchronize(d->compute), "a run", rc ? &late : e);
+    int end = device_cuda_check(cudaStreamSynchronize(d->compute), "a run", rc ? &late : e);
     if (rc == 0)
         rc = end;
     if (rc == 0 && id)
@@ -398,7 +406,8 @@ int cuda_submit(struct device_program *base, const struct baton_batch *b, uint64
     return rc;
 }
 
-int cuda_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns, struct baton_error *e)
+int device_cuda_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns,
+                     struct baton_error *e)
 {
     (void)p;
     (void)id;

@@ -33,8 +33,13 @@ static uint32_t rows_of(struct cuda_run *r, uint8_t i)
 static int small_product(struct cuda_run *r, const struct cuda_step *s, struct baton_error *e)
 {
     const struct cuda_array *x = array_of(r, s->x), *y = array_of(r, s->y);
-    struct cuda_gemv g = {.w = s->w->matrix, .x = narrow_of(r, s->x), .ldx = x->ld, .m = s->m,
-                          .k = s->w->cols, .bias = s->bias, .rows = rows_of(r, s->x),
+    struct cuda_gemv g = {.w = s->w->matrix,
+                          .x = narrow_of(r, s->x),
+                          .ldx = x->ld,
+                          .m = s->m,
+                          .k = s->w->cols,
+                          .bias = s->bias,
+                          .rows = rows_of(r, s->x),
                           .ldy = y->ld};
     g.y = y->wide ? (void *)wide_of(r, s->y) : (void *)narrow_of(r, s->y);
     g.epilogue = s->add ? CUDA_ADD_F32 : y->wide ? CUDA_STORE_F32 : CUDA_STORE_BF16;
@@ -50,7 +55,7 @@ static int small_product(struct cuda_run *r, const struct cuda_step *s, struct b
         g.epilogue = CUDA_GATE;
         g.act = s->gate->act;
     }
-    return cuda_check(cuda_gemv(r->at, &g, r->d->n_sms), "a product", e);
+    return device_cuda_check(cuda_gemv(r->at, &g, r->d->n_sms), "a product", e);
 }
 
 static int product(struct cuda_run *r, const struct cuda_step *s, struct baton_error *e)
@@ -60,12 +65,13 @@ static int product(struct cuda_run *r, const struct cuda_step *s, struct baton_e
     void *to = y->wide ? (void *)wide_of(r, s->y) : (void *)narrow_of(r, s->y);
     if (rows <= CUDA_DECODE_ROWS && r->decode)
         return small_product(r, s, e);
-    int rc = cuda_matmul(r->d->matmul, r->at.stream, to, y->ld, y->wide, s->add,
-                         narrow_of(r, s->x), array_of(r, s->x)->wide ? array_of(r, s->x)->cols
-                                                                     : array_of(r, s->x)->ld,
-                         s->w->matrix, rows, s->m, s->w->cols, e);
+    int rc = device_cuda_matmul(
+        r->d->matmul, r->at.stream, to, y->ld, y->wide, s->add, narrow_of(r, s->x),
+        array_of(r, s->x)->wide ? array_of(r, s->x)->cols : array_of(r, s->x)->ld, s->w->matrix,
+        rows, s->m, s->w->cols, e);
     if (rc == 0 && s->bias)
-        rc = cuda_check(cuda_bias(r->at, to, !y->wide, y->ld, s->bias, rows, s->m), "a bias", e);
+        rc = device_cuda_check(cuda_bias(r->at, to, !y->wide, y->ld, s->bias, rows, s->m), "a bias",
+                               e);
     return rc;
 }
 
@@ -73,15 +79,21 @@ static int product(struct cuda_run *r, const struct cuda_step *s, struct baton_e
 static int logits(struct cuda_run *r, const struct cuda_step *s, struct baton_error *e)
 {
     uint32_t rows = r->b->n_logits, vocab = s->w->rows;
-    struct cuda_gemv g = {.w = s->w->matrix, .x = narrow_of(r, s->x), .ldx = array_of(r, s->x)->ld,
-                          .m = vocab, .k = s->w->cols, .y = r->p->logits, .ldy = vocab,
-                          .rows = rows, .epilogue = CUDA_STORE_F32};
+    struct cuda_gemv g = {.w = s->w->matrix,
+                          .x = narrow_of(r, s->x),
+                          .ldx = array_of(r, s->x)->ld,
+                          .m = vocab,
+                          .k = s->w->cols,
+                          .y = r->p->logits,
+                          .ldy = vocab,
+                          .rows = rows,
+                          .epilogue = CUDA_STORE_F32};
     if (rows == 0)
         return 0;
     if (rows > CUDA_DECODE_ROWS)
-        return cuda_matmul(r->d->matmul, r->at.stream, r->p->logits, vocab, true, false, g.x,
-                           g.ldx, g.w, rows, vocab, g.k, e);
-    return cuda_check(cuda_gemv(r->at, &g, r->d->n_sms), "logits", e);
+        return device_cuda_matmul(r->d->matmul, r->at.stream, r->p->logits, vocab, true, false, g.x,
+                                  g.ldx, g.w, rows, vocab, g.k, e);
+    return device_cuda_check(cuda_gemv(r->at, &g, r->d->n_sms), "logits", e);
 }
 
 /* ---- attention ---------------------------------------------------------------------------- */
@@ -101,28 +113,35 @@ static int heads(struct cuda_run *r, const struct cuda_step *s, struct baton_err
         part[i].eps = s->part[i].eps;
         part[i].offset = s->part[i].offset;
     }
-    return cuda_check(cuda_heads(r->at, part[0], part[1], part[2], dim, r->p->pages[s->layer],
-                                 r->rows), "heads", e);
+    return device_cuda_check(
+        cuda_heads(r->at, part[0], part[1], part[2], dim, r->p->pages[s->layer], r->rows), "heads",
+        e);
 }
 
 static int attend(struct cuda_run *r, const struct cuda_step *s, struct baton_error *e)
 {
     const struct cuda_array *q = array_of(r, s->x), *o = array_of(r, s->y);
-    struct cuda_attention a = {.q = narrow_of(r, s->x), .o = narrow_of(r, s->y),
-                               .ldq = q->wide ? q->cols : q->ld, .ldo = o->ld,
-                               .q_heads = s->attn.q_heads, .kv_heads = s->attn.kv_heads,
-                               .head_dim = s->attn.head_dim, .window = s->attn.window,
-                               .scale = s->attn.scale, .pages = r->p->pages[s->attn.layer]};
+    struct cuda_attention a = {.q = narrow_of(r, s->x),
+                               .o = narrow_of(r, s->y),
+                               .ldq = q->wide ? q->cols : q->ld,
+                               .ldo = o->ld,
+                               .q_heads = s->attn.q_heads,
+                               .kv_heads = s->attn.kv_heads,
+                               .head_dim = s->attn.head_dim,
+                               .window = s->attn.window,
+                               .scale = s->attn.scale,
+                               .pages = r->p->pages[s->attn.layer]};
     int rc = 0;
     if (r->decode) {
         uint32_t splits = r->splits[a.window ? 1 : 0];
-        return cuda_check(cuda_attend_decode(r->at, &a, r->p->partials, r->rows, splits),
-                          "attention", e);
+        return device_cuda_check(cuda_attend_decode(r->at, &a, r->p->partials, r->rows, splits),
+                                 "attention", e);
     }
     for (uint32_t i = 0; rc == 0 && i < r->b->n_spans; i++) {
         const struct baton_span *p = &r->b->spans[i];
-        rc = cuda_check(cuda_attend_prefill(r->at, &a, r->rows, i, p->row, p->n_rows, p->position),
-                        "attention", e);
+        rc = device_cuda_check(
+            cuda_attend_prefill(r->at, &a, r->rows, i, p->row, p->n_rows, p->position), "attention",
+            e);
     }
     return rc;
 }
@@ -136,14 +155,16 @@ static int layer_done(struct cuda_run *r, uint32_t layer, struct baton_error *e)
     int rc = 0;
     if (!r->exports)
         return 0;
-    rc = cuda_check(cudaEventRecord(computed, r->at.stream), "an event", e);
+    rc = device_cuda_check(cudaEventRecord(computed, r->at.stream), "an event", e);
     if (rc == 0)
-        rc = cuda_check(cudaStreamWaitEvent(r->d->copy, computed, 0), "an event", e);
+        rc = device_cuda_check(cudaStreamWaitEvent(r->d->copy, computed, 0), "an event", e);
     for (uint32_t i = 0; rc == 0 && i < r->b->n_spans; i++) {
         const struct baton_span *s = &r->b->spans[i];
-        rc = cuda_pages_copy(r->d, &s->kv[layer], s->position, s->n_rows, true, r->d->copy, e);
+        rc = device_cuda_pages_copy(r->d, &s->kv[layer], s->position, s->n_rows, true, r->d->copy,
+                                    e);
     }
-    return rc ? rc : cuda_check(cudaEventRecord(r->p->copied[layer], r->d->copy), "an event", e);
+    return rc ? rc
+              : device_cuda_check(cudaEventRecord(r->p->copied[layer], r->d->copy), "an event", e);
 }
 
 /* ---- all ---------------------------------------------------------------------------------- */
@@ -154,10 +175,10 @@ static int norm(struct cuda_run *r, const struct cuda_step *s, struct baton_erro
     uint32_t cols = array_of(r, s->x)->cols;
     if (s->lazy && r->decode)
         return 0;
-    return cuda_check(cuda_norm(r->at, y->wide ? wide_of(r, s->y) : NULL,
-                                y->wide ? NULL : narrow_of(r, s->y), y->ld, wide_of(r, s->x),
-                                s->w->vector, rows_of(r, s->x), cols, s->eps, s->offset),
-                      "a norm", e);
+    return device_cuda_check(cuda_norm(r->at, y->wide ? wide_of(r, s->y) : NULL,
+                                       y->wide ? NULL : narrow_of(r, s->y), y->ld, wide_of(r, s->x),
+                                       s->w->vector, rows_of(r, s->x), cols, s->eps, s->offset),
+                             "a norm", e);
 }
 
 static int one_step(struct cuda_run *r, const struct cuda_step *s, struct baton_error *e)
@@ -166,53 +187,65 @@ static int one_step(struct cuda_run *r, const struct cuda_step *s, struct baton_
     uint32_t n = r->b->n_rows;
     switch (s->kind) {
     case CUDA_S_EMBED:
-        return cuda_check(cuda_embed(r->at, wide_of(r, s->y), s->w->matrix, r->rows, y->cols,
-                                     s->offset), "embeddings", e);
-    case CUDA_S_NORM: return norm(r, s, e);
+        return device_cuda_check(
+            cuda_embed(r->at, wide_of(r, s->y), s->w->matrix, r->rows, y->cols, s->offset),
+            "embeddings", e);
+    case CUDA_S_NORM:
+        return norm(r, s, e);
     case CUDA_S_NORM_ADD_NORM:
-        return cuda_check(cuda_norm_add_norm(r->at, narrow_of(r, s->z), array_of(r, s->z)->ld,
-                                             wide_of(r, s->x), wide_of(r, s->y), s->w->vector,
-                                             s->w2->vector, n, x->cols, s->eps, s->offset),
-                          "norms", e);
-    case CUDA_S_LINEAR: return product(r, s, e);
+        return device_cuda_check(cuda_norm_add_norm(r->at, narrow_of(r, s->z),
+                                                    array_of(r, s->z)->ld, wide_of(r, s->x),
+                                                    wide_of(r, s->y), s->w->vector, s->w2->vector,
+                                                    n, x->cols, s->eps, s->offset),
+                                 "norms", e);
+    case CUDA_S_LINEAR:
+        return product(r, s, e);
     case CUDA_S_GATE:
         if (s->gated && r->decode)
             return 0;
-        return cuda_check(cuda_gate(r->at, narrow_of(r, s->y), narrow_of(r, s->x),
-                                    narrow_of(r, s->z), x->ld, y->ld, n, x->cols, s->act),
-                          "a gate", e);
-    case CUDA_S_HEADS: return heads(r, s, e);
-    case CUDA_S_ATTEND: return attend(r, s, e);
+        return device_cuda_check(cuda_gate(r->at, narrow_of(r, s->y), narrow_of(r, s->x),
+                                           narrow_of(r, s->z), x->ld, y->ld, n, x->cols, s->act),
+                                 "a gate", e);
+    case CUDA_S_HEADS:
+        return heads(r, s, e);
+    case CUDA_S_ATTEND:
+        return attend(r, s, e);
     case CUDA_S_ADD:
-        return cuda_check(cuda_add(r->at, wide_of(r, s->x), wide_of(r, s->y),
-                                   (uint64_t)rows_of(r, s->x) * x->cols), "a sum", e);
-    case CUDA_S_LAYER_DONE: return layer_done(r, s->layer, e);
+        return device_cuda_check(cuda_add(r->at, wide_of(r, s->x), wide_of(r, s->y),
+                                          (uint64_t)rows_of(r, s->x) * x->cols),
+                                 "a sum", e);
+    case CUDA_S_LAYER_DONE:
+        return layer_done(r, s->layer, e);
     case CUDA_S_SELECT:
         if (r->b->n_logits == 0)
             return 0;
-        return cuda_check(cuda_select(r->at, narrow_of(r, s->y), narrow_of(r, s->x),
-                                      x->wide ? x->cols : x->ld, r->rows, r->b->n_logits, x->cols),
-                          "selected rows", e);
-    case CUDA_S_LOGITS: return logits(r, s, e);
+        return device_cuda_check(cuda_select(r->at, narrow_of(r, s->y), narrow_of(r, s->x),
+                                             x->wide ? x->cols : x->ld, r->rows, r->b->n_logits,
+                                             x->cols),
+                                 "selected rows", e);
+    case CUDA_S_LOGITS:
+        return logits(r, s, e);
     case CUDA_S_NARROW:
-        return cuda_check(cuda_narrow(r->at, x->copy, wide_of(r, s->x),
-                                      (uint64_t)rows_of(r, s->x) * x->cols), "a conversion", e);
+        return device_cuda_check(
+            cuda_narrow(r->at, x->copy, wide_of(r, s->x), (uint64_t)rows_of(r, s->x) * x->cols),
+            "a conversion", e);
     }
     return 0;
 }
 
-int cuda_steps(struct cuda_run *r, struct baton_error *e)
+int device_cuda_steps(struct cuda_run *r, struct baton_error *e)
 {
     const struct cuda_plan *p = &r->p->plan;
     int rc = 0;
     for (uint32_t i = 0; rc == 0 && i < p->n_ropes; i++)
-        rc = cuda_check(cuda_angles(r->at, r->p->angles[i], p->inv_freq + 128 * i,
-                                    p->ropes[i].head_dim / 2, r->rows), "rotation angles", e);
-    struct cuda_profile *profile = cuda_profile_open(r);
+        rc = device_cuda_check(cuda_angles(r->at, r->p->angles[i], p->inv_freq + 128 * i,
+                                           p->ropes[i].head_dim / 2, r->rows),
+                               "rotation angles", e);
+    struct cuda_profile *profile = device_cuda_profile_open(r);
     for (uint32_t i = 0; rc == 0 && i < p->n_steps; i++) {
-        cuda_profile_step(profile, r, i);
+        device_cuda_profile_step(profile, r, i);
         rc = one_step(r, &p->steps[i], e);
     }
-    cuda_profile_close(profile, r);
+    device_cuda_profile_close(profile, r);
     return rc;
 }

@@ -48,10 +48,12 @@ static int upload(struct cuda_device *d, const struct baton_tensor *t, uint64_t 
 {
     size_t width = wide ? 4 : 2, piece = PIECE / 2;
     cudaEvent_t sent[2];
-    int rc = cuda_check(cudaEventCreateWithFlags(&sent[0], cudaEventDisableTiming), "an event", e);
+    int rc = device_cuda_check(cudaEventCreateWithFlags(&sent[0], cudaEventDisableTiming),
+                               "an event", e);
     if (rc)
         return rc;
-    rc = cuda_check(cudaEventCreateWithFlags(&sent[1], cudaEventDisableTiming), "an event", e);
+    rc = device_cuda_check(cudaEventCreateWithFlags(&sent[1], cudaEventDisableTiming), "an event",
+                           e);
     if (rc) {
         cudaEventDestroy(sent[0]);
         return rc;
@@ -60,17 +62,18 @@ static int upload(struct cuda_device *d, const struct baton_tensor *t, uint64_t 
         size_t many = n - i < piece ? (size_t)(n - i) : piece;
         uint8_t *half = (uint8_t *)d->bounce + (turn & 1) * piece * 4;
         if (turn > 1)
-            rc = cuda_check(cudaEventSynchronize(sent[turn & 1]), "an upload", e);
+            rc = device_cuda_check(cudaEventSynchronize(sent[turn & 1]), "an upload", e);
         if (rc == 0)
             convert(t, i, many, half, wide);
         if (rc == 0)
-            rc = cuda_check(cudaMemcpyAsync((uint8_t *)to + i * width, half, many * width,
-                                            cudaMemcpyHostToDevice, d->copy), "an upload", e);
+            rc = device_cuda_check(cudaMemcpyAsync((uint8_t *)to + i * width, half, many * width,
+                                                   cudaMemcpyHostToDevice, d->copy),
+                                   "an upload", e);
         if (rc == 0)
-            rc = cuda_check(cudaEventRecord(sent[turn & 1], d->copy), "an upload", e);
+            rc = device_cuda_check(cudaEventRecord(sent[turn & 1], d->copy), "an upload", e);
     }
     if (rc == 0)
-        rc = cuda_check(cudaStreamSynchronize(d->copy), "an upload", e);
+        rc = device_cuda_check(cudaStreamSynchronize(d->copy), "an upload", e);
     cudaEventDestroy(sent[0]);
     cudaEventDestroy(sent[1]);
     return rc;
@@ -81,7 +84,7 @@ static int slab_open(size_t bytes, struct cuda_slab **out, struct baton_error *e
     struct cuda_slab *s = base_try_alloc(1, sizeof *s, e);
     if (!s)
         return BATON_ERR_NOMEM;
-    int rc = cuda_check(cudaMalloc(&s->data, bytes), "weights", e);
+    int rc = device_cuda_check(cudaMalloc(&s->data, bytes), "weights", e);
     if (rc) {
         free(s);
         return rc;
@@ -99,8 +102,8 @@ static void slab_put(struct cuda_slab *s)
     }
 }
 
-int cuda_weight_bind(struct device *base, const struct baton_tensor *t, unsigned kind,
-                     struct device_weight **out, struct baton_error *e)
+int device_cuda_weight_bind(struct device *base, const struct baton_tensor *t, unsigned kind,
+                            struct device_weight **out, struct baton_error *e)
 {
     struct cuda_device *d = (struct cuda_device *)base;
     bool vector = kind == DEVICE_VECTOR;
@@ -126,14 +129,14 @@ int cuda_weight_bind(struct device *base, const struct baton_tensor *t, unsigned
         rc = upload(d, t, rows * cols, w->slab->data, vector, e);
     }
     if (rc) {
-        cuda_weight_close(base, &w->base);
+        device_cuda_weight_close(base, &w->base);
         return rc;
     }
     *out = &w->base;
     return 0;
 }
 
-void cuda_weight_close(struct device *d, struct device_weight *base)
+void device_cuda_weight_close(struct device *d, struct device_weight *base)
 {
     struct cuda_weight *w = (struct cuda_weight *)base;
     slab_put(w->slab);
@@ -141,7 +144,7 @@ void cuda_weight_close(struct device *d, struct device_weight *base)
     (void)d;
 }
 
-uint64_t cuda_weight_bytes(const struct device_weight *base)
+uint64_t device_cuda_weight_bytes(const struct device_weight *base)
 {
     const struct cuda_weight *w = (const struct cuda_weight *)base;
     return (uint64_t)w->rows * w->cols * (w->vector ? 4 : 2);
@@ -156,8 +159,8 @@ static bool joined(struct cuda_weight *const *w, uint32_t n)
     return true;
 }
 
-int cuda_weight_join(struct cuda_device *d, struct cuda_weight *const *w, uint32_t n,
-                     struct baton_error *e)
+int device_cuda_weight_join(struct cuda_device *d, struct cuda_weight *const *w, uint32_t n,
+                            struct baton_error *e)
 {
     struct cuda_slab *slab;
     size_t bytes = 0, at = 0;
@@ -170,12 +173,13 @@ int cuda_weight_join(struct cuda_device *d, struct cuda_weight *const *w, uint32
         return rc;
     for (uint32_t i = 0; rc == 0 && i < n; i++) {
         size_t one = (size_t)w[i]->rows * w[i]->cols * 2;
-        rc = cuda_check(cudaMemcpyAsync((uint8_t *)slab->data + at, w[i]->matrix, one,
-                                        cudaMemcpyDeviceToDevice, d->copy), "joining weights", e);
+        rc = device_cuda_check(cudaMemcpyAsync((uint8_t *)slab->data + at, w[i]->matrix, one,
+                                               cudaMemcpyDeviceToDevice, d->copy),
+                               "joining weights", e);
         at += one;
     }
     if (rc == 0)
-        rc = cuda_check(cudaStreamSynchronize(d->copy), "joining weights", e);
+        rc = device_cuda_check(cudaStreamSynchronize(d->copy), "joining weights", e);
     at = 0;
     for (uint32_t i = 0; rc == 0 && i < n; i++) {
         slab_put(w[i]->slab);
