@@ -243,7 +243,7 @@ static void test_bad_engines(void **state)
     test_fails(baton_engine_open(m, &o, &en, &e), BATON_ERR_USAGE, "9 lanes", &e);
     o.lanes = 1;
     o.ctx = 1u << 30;
-    test_fails(baton_engine_open(m, &o, &en, &e), BATON_ERR_USAGE, "positions", &e);
+    test_fails(baton_engine_open(m, &o, &en, &e), BATON_ERR_USAGE, "context", &e);
     o.ctx = 64;
     o.chunk = 1u << 30;
     test_fails(baton_engine_open(m, &o, &en, &e), BATON_ERR_USAGE, "chunks", &e);
