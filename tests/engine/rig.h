@@ -10,6 +10,19 @@
 #include "engine/engine.h"
 #include "tests/test.h"
 
+/* Under a sanitizer compute is many times slower and the threads are what is looked at: fewer and
+ * shorter cases. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define RIG_SHORT 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#define RIG_SHORT 1
+#endif
+#endif
+#ifndef RIG_SHORT
+#define RIG_SHORT 0
+#endif
+
 #define RIG_MODELS 4
 static const char *const rig_models[RIG_MODELS] = {"qwen3-tiny", "qwen3-small", "koni-tiny",
                                                    "gemma3-tiny"};
