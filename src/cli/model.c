@@ -323,7 +323,7 @@ int cli_model(int argc, char **argv)
             return rc < 0 ? cli_fail(&a.common, &e) : rc;
         }
     if (!rc)
-        rc = base_fail(&e, BATON_ERR_USAGE, "model has no verb '%.20s'; see `baton model --help`",
-                       a.verb);
+        base_fail(&e, BATON_ERR_USAGE, "model has no verb '%.20s'; see `baton model --help`",
+                  a.verb);
     return cli_fail(&a.common, &e);
 }

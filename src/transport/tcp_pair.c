@@ -13,7 +13,7 @@
 static int accept_from(int listener, const struct sockaddr_in *wanted)
 {
     for (;;) {
-        struct sockaddr_in peer;
+        struct sockaddr_in peer = {0};
         socklen_t n = sizeof peer;
         int fd = accept4(listener, (struct sockaddr *)&peer, &n, SOCK_CLOEXEC);
         if (fd < 0 && errno == EINTR)
