@@ -53,7 +53,7 @@ static void tell(const struct cuda_profile *p, const struct cuda_run *r)
         }
         if (first)
             fprintf(stderr, "  %-14s m %6u k %6u window %4u: %4u times, %9.3f ms\n", names[s->kind],
-                    s->m, s->kind == CUDA_S_LINEAR ? s->w->cols : 0, s->attn.window, times,
+                    s->m, s->kind == CUDA_S_LINEAR && s->w ? s->w->cols : 0, s->attn.window, times,
                     (double)sum);
     }
 }

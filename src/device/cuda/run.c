@@ -202,6 +202,7 @@ static int set_pages(struct cuda_run *r, struct baton_error *e)
         now.stride_block = v->layout->stride_block;
         now.stride_head = v->layout->stride_head;
         now.group = g;
+        /* NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): padding is zero in both */
         if (memcmp(&now, &r->p->pages[l], sizeof now)) {
             device_cuda_graphs_drop(r->p);
             r->p->pages[l] = now;
