@@ -43,7 +43,7 @@ static void tell(const struct cuda_profile *p, const struct cuda_run *r)
         for (uint32_t k = 0; k < plan->n_steps; k++) {
             const struct cuda_step *o = &plan->steps[k];
             bool same = o->kind == s->kind && o->m == s->m && o->attn.window == s->attn.window &&
-                        (!s->w || s->kind != CUDA_S_LINEAR || s->w->cols == o->w->cols);
+                        (!s->w || !o->w || s->w->cols == o->w->cols);
             if (!same)
                 continue;
             first = first && (times > 0 || k == i);
