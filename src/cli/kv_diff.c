@@ -50,7 +50,8 @@ static int compare_slot(struct diff *d, uint32_t s, struct baton_error *e)
     bool same = x->first[0] == x->first[1] && a->n_tokens == b->n_tokens;
     d->positions_ok = d->positions_ok && same;
     if (first >= end) { /* nothing in common */
-        x->rel_rms = NAN;
+        x->exact = same && a->dtype == b->dtype;
+        x->rel_rms = x->exact ? 0 : NAN;
         return 0;
     }
     size_t count = (size_t)a->kv_heads * (end - first) * a->head_dim;

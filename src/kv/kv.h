@@ -124,12 +124,12 @@ int kv_digest_final(const struct kv_digest *d, uint8_t out[32], struct baton_err
 /* ---- files -------------------------------------------------------------------------------- */
 
 /* A KV file is a safetensors file: "k.<layer>" and "v.<layer>" [kv_heads, positions, head_dim], all
- * of one dtype (F32, F16 or BF16), and I32 "positions.<layer>" [positions]: the absolute positions,
- * consecutive, of what the layer retains after `n_tokens`. It may hold the token ids, I32 "ids"
- * [n_tokens], and what the last of them predicts, F32 "logits" [vocab]. Metadata "format" is
- * KV_FILE_FORMAT, "n_tokens" and "ids_hash" (SHA-256 over the ids as little-endian 32 bits, in hex)
- * repeat what the tensors say; the rest is the writer's: the engine puts the identity there.
- * docs/kv-file.md is the reader's version. */
+ * of one dtype (F32, F16 or BF16), and I32 "positions.<layer>" [positions]: the absolute positions
+ * of what the layer retains, the newest of `n_tokens` (none for a window of 1). It may hold the
+ * token ids, I32 "ids" [n_tokens], and what the last of them predicts, F32 "logits" [vocab].
+ * Metadata: "format" is KV_FILE_FORMAT, "n_tokens" a number; "ids_hash", SHA-256 over the ids as
+ * little-endian 32 bits in hex, may repeat or replace the ids; the rest is the writer's: the engine
+ * puts the identity there. docs/kv-file.md is the reader's version. */
 #define KV_FILE_FORMAT "baton-kv-1"
 
 struct kv_tokens {

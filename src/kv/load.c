@@ -35,34 +35,29 @@ static int find_tensor(const struct kv_file *f, const char *kind, uint32_t layer
     return *out ? 0 : base_fail(e, BATON_ERR_INPUT, "%s: no tensor %s", f->what, name);
 }
 
-/* I32, one dimension, consecutive; the last one is the same in all layers and ends the sequence. */
+/* I32, one dimension, rising by one to the last token's: what a layer retains are the newest ones.
+ * None at all is what a window of 1 leaves. */
 static int read_positions(struct kv_file *f, uint32_t layer, uint32_t *n, struct baton_error *e)
 {
     char name[32];
     const struct base_tensor *t;
-    int32_t first, p;
+    uint32_t end = f->info.n_tokens;
     int rc = find_tensor(f, "positions", layer, name, &t, e);
     if (rc)
         return rc;
-    if (strcmp(t->dtype, "I32") || t->n_dims != 1 || t->shape[0] == 0 || t->shape[0] > MAX_TOKENS)
-        return bad(f, name, "is not a list of positions (I32)", e);
+    if (strcmp(t->dtype, "I32") || t->n_dims != 1 || t->shape[0] > end)
+        return base_fail(e, BATON_ERR_INPUT, "%s: tensor %s: is not a list of at most %u I32",
+                         f->what, name, end);
     *n = (uint32_t)t->shape[0];
-    memcpy(&first, t->data, sizeof first);
+    f->first[layer] = end - *n;
     for (uint32_t i = 0; i < *n; i++) {
+        int32_t p;
         memcpy(&p, (const uint8_t *)t->data + i * sizeof p, sizeof p);
-        if (first < 0 || (uint32_t)first >= MAX_TOKENS || p != first + (int32_t)i)
+        if (p < 0 || (uint32_t)p != end - *n + i)
             return base_fail(e, BATON_ERR_INPUT,
-                             "%s: tensor %s: position %d at index %u; positions rise by one from "
-                             "0 or more",
-                             f->what, name, p, i);
+                             "%s: tensor %s: position %d at index %u; %u of %u tokens are [%u, %u)",
+                             f->what, name, p, i, *n, end, end - *n, end);
     }
-    uint32_t end = (uint32_t)first + *n;
-    if (layer == 0)
-        f->info.n_tokens = end;
-    else if (end != f->info.n_tokens)
-        return base_fail(e, BATON_ERR_INPUT, "%s: tensor %s ends at position %u, positions.0 at %u",
-                         f->what, name, end - 1, f->info.n_tokens - 1);
-    f->first[layer] = (uint32_t)first;
     return 0;
 }
 
@@ -193,15 +188,15 @@ static int check_metadata(const struct kv_file *f, struct baton_error *e)
     return 0;
 }
 
-static int check_n_tokens(const struct kv_file *f, struct baton_error *e)
+static int read_n_tokens(struct kv_file *f, struct baton_error *e)
 {
     const char *text = kv_file_metadata(f, "n_tokens");
-    char have[16], shown[64];
-    snprintf(have, sizeof have, "%u", f->info.n_tokens);
-    if (text && strcmp(text, have))
-        return base_fail(e, BATON_ERR_INPUT,
-                         "%s: metadata n_tokens is '%s', its positions end at %u", f->what,
-                         base_shown(shown, text), f->info.n_tokens - 1);
+    char *end = NULL, shown[64];
+    unsigned long n = text && text[0] >= '1' && text[0] <= '9' ? strtoul(text, &end, 10) : 0;
+    if (n == 0 || n > MAX_TOKENS || *end)
+        return base_fail(e, BATON_ERR_INPUT, "%s: metadata n_tokens '%s' is no count of tokens",
+                         f->what, base_shown(shown, text ? text : ""));
+    f->info.n_tokens = (uint32_t)n;
     return 0;
 }
 
@@ -231,9 +226,9 @@ static int read_all(struct kv_file *f, struct baton_error *e)
 {
     int rc = check_metadata(f, e);
     if (rc == 0)
-        rc = read_layers(f, e);
+        rc = read_n_tokens(f, e);
     if (rc == 0)
-        rc = check_n_tokens(f, e);
+        rc = read_layers(f, e);
     if (rc == 0)
         rc = read_ids(f, e);
     if (rc == 0)
