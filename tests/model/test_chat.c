@@ -119,7 +119,7 @@ static void put_config(const char *dir, json_t *template, json_t *bos)
 static void opens_as(const char *dir, const char *name, const char *rendered)
 {
     struct model_chat *c = NULL;
-    struct model_message m = {"user", " x\xC2\xA0"};
+    struct model_message m = {"user", " x\x1C\xC2\xA0"};
     struct baton_error e;
     char *text = NULL;
     test_ok(model_chat_open(dir, &c, &e), &e);
@@ -137,7 +137,7 @@ static void templates_are_found(void **state)
     (void)state;
     folder_make(dir);
     put_config(dir, json_string(CHATML), NULL);
-    opens_as(dir, "chatml", "<|im_start|>user\n x\xC2\xA0<|im_end|>\n");
+    opens_as(dir, "chatml", "<|im_start|>user\n x\x1C\xC2\xA0<|im_end|>\n");
     put_config(dir, json_string(LLAMA3), json_pack("{s:s}", "content", "<B>"));
     opens_as(dir, "llama3", "<B><|start_header_id|>user<|end_header_id|>\n\nx<|eot_id|>");
     named = json_pack("[{s:s,s:s},{s:s,s:s}]", "name", "tool_use", "template", "{{ tools }}",
@@ -145,7 +145,7 @@ static void templates_are_found(void **state)
     put_config(dir, named, json_string("<B>"));
     opens_as(dir, "llama3", "<B><|start_header_id|>user<|end_header_id|>\n\nx<|eot_id|>");
     put_text(dir, "chat_template.jinja", CHATML); /* goes before the configuration's */
-    opens_as(dir, "chatml", "<|im_start|>user\n x\xC2\xA0<|im_end|>\n");
+    opens_as(dir, "chatml", "<|im_start|>user\n x\x1C\xC2\xA0<|im_end|>\n");
     folder_remove(dir);
 }
 

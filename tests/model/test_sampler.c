@@ -89,6 +89,10 @@ static void greedy_is_exact(void **state)
         one.top_k = 0;
         one.top_p = 1e-9f;
         assert_int_equal(pick(s, l, &one, 0, (uint32_t)round), best);
+        /* min-p 1 keeps all that are as likely as the first. */
+        one.top_p = 1;
+        one.min_p = 1;
+        assert_true(l[pick(s, l, &one, 0, (uint32_t)round)] == l[best]);
         model_sampler_close(s);
         free(l);
     }
