@@ -483,8 +483,8 @@ static void attention_matches(void **state)
     rig_close(&t);
 }
 
-/* Scores far apart, the largest in the first tile: sums must shrink towards it, never grow. Not where
- * queries are rounded to bf16, which moves such scores by more than one. */
+/* Scores far apart, the largest in the first tile: sums must shrink towards it, never grow. Not
+ * where queries are rounded to bf16, which moves such scores by more than one. */
 static void wide_scores_match(void **state)
 {
     struct rig t;

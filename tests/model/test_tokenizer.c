@@ -277,8 +277,8 @@ static void invalid_utf8_is_named(void **state)
     model_tokenizer_close(t);
 }
 
-/* A megabyte of everything that could be slow, and the text comes back. Times are printed. Sanitizers
- * make it ten times slower, so they get less of it. */
+/* A megabyte of everything that could be slow, and the text comes back. Times are printed.
+ * Sanitizers make it ten times slower, so they get less of it. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { LONG_TEXT = 1 << 17 };
 #elif defined(__has_feature)
