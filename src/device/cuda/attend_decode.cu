@@ -17,16 +17,17 @@ struct job {
     struct cuda_attention a;
     struct cuda_partials p;
     struct cuda_rows r;
-    uint32_t group;  /* query heads of a kv head */
+    uint32_t group;   /* query heads of a kv head */
     uint32_t bundles; /* of at most 8 query heads, a kv head */
 };
 
 /* What a block works on. */
 struct part {
     uint32_t row, head0, n_heads, kv_head;
-    uint32_t first, last;       /* positions seen, inclusive */
-    uint32_t split, n_splits;   /* of this row, counted from its first */
-    uint32_t base;              /* first position of the split */
+    uint32_t first, last;     /* positions seen, inclusive */
+    uint32_t split, n_splits; /* of this row, counted from its first */
+    uint32_t base;            /* first position of the split */
+    uint32_t fresh;           /* positions from here on are of this batch */
 };
 
 static __device__ bool find_part(const struct job &j, struct part *p)
@@ -42,6 +43,9 @@ static __device__ bool find_part(const struct job &j, struct part *p)
     p->split = blockIdx.x;
     p->n_splits = position / CUDA_SPLIT - p->first / CUDA_SPLIT + 1;
     p->base = (p->first / CUDA_SPLIT + p->split) * CUDA_SPLIT;
+    p->fresh = position;
+    for (uint32_t i = p->row; i > 0 && j.r.span[i - 1] == j.r.span[p->row]; i--)
+        p->fresh--;
     return p->split < p->n_splits;
 }
 
@@ -51,12 +55,11 @@ static __device__ __forceinline__ bool sees(const struct part &p, uint32_t posit
 }
 
 /* The warp's positions lie in one page; NULL where the row sees none of them. */
-static __device__ __forceinline__ const cuda_bf16 *warp_page(const struct job &j,
-                                                             const struct part &p, uint32_t start,
-                                                             const uint8_t *base)
+static __device__ __forceinline__ const cuda_bf16 *
+warp_page(const struct job &j, const struct part &p, uint32_t start, const uint8_t *base)
 {
-    const int32_t *table =
-        j.r.tables + ((size_t)j.r.span[p.row] * CUDA_GROUPS + j.a.pages.group) * j.r.table_stride;
+    const int32_t *table = j.r.tables + ((size_t)j.r.span[p.row] * CUDA_GROUPS + j.a.pages.group) *
+                                            j.r.table_stride;
     if (start > p.last || start + WARP_POSITIONS <= p.first)
         return NULL;
     return (const cuda_bf16 *)(base + table[start / CUDA_PAGE] * j.a.pages.stride_block +
@@ -64,23 +67,50 @@ static __device__ __forceinline__ const cuda_bf16 *warp_page(const struct job &j
            (start % CUDA_PAGE) * j.a.head_dim;
 }
 
+/* Bytes from one position to the next in shared memory: 64 modulo 128, so that the eight rows of a
+ * matrix operand meet all banks. */
+static __host__ __device__ __forceinline__ uint32_t row_bytes(uint32_t dim)
+{
+    return (2 * dim + 63) / 128 * 128 + 64;
+}
+
+/* The warp's keys or values on their way into shared memory: those of this batch, or those before
+ * it; zeros where the row does not see them. */
+static __device__ void stage(const struct job &j, const struct part &p, uint32_t start, bool fresh,
+                             const uint8_t *base, uint8_t *to)
+{
+    uint32_t lane = threadIdx.x & 31, dim = j.a.head_dim, units = dim / 8, ld = row_bytes(dim);
+    const cuda_bf16 *from = warp_page(j, p, start, base);
+    to += start % CUDA_SPLIT * ld;
+    if (fresh && start + WARP_POSITIONS <= p.fresh)
+        return;
+    for (uint32_t i = lane; i < WARP_POSITIONS * units; i += 32) {
+        uint32_t r = i / units, u = i % units;
+        bool real = from && sees(p, start + r);
+        if ((start + r >= p.fresh) == fresh)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                             (uint32_t)__cvta_generic_to_shared(to + r * ld + 16 * u)),
+                         "l"(real ? from + 8 * i : j.a.q), "r"(real ? 16 : 0));
+    }
+}
+
 static __device__ void score(const struct job &j, const struct part &p, uint32_t start,
-                             float s[HEADS][CUDA_SPLIT])
+                             const uint8_t *keys, float s[HEADS][CUDA_SPLIT])
 {
     uint32_t lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, dim = j.a.head_dim;
-    uint32_t at = start % CUDA_SPLIT;
-    const cuda_bf16 *k = warp_page(j, p, start, j.a.pages.k);
+    uint32_t at = start % CUDA_SPLIT, ld = row_bytes(dim);
     const cuda_bf16 *x = j.a.q + (size_t)p.row * j.a.ldq + (p.head0 + g) * dim;
+    const uint8_t *k = keys + (at + g) * ld;
     float c[2][4] = {};
 #pragma unroll 4
-    for (uint32_t d = 8 * q; k && d < (dim + 31) / 32 * 32; d += 32) {
+    for (uint32_t d = 8 * q; d < (dim + 31) / 32 * 32; d += 32) {
         const uint4 zero = make_uint4(0, 0, 0, 0);
         bool in = d < dim;
         uint4 b = in && g < p.n_heads ? *(const uint4 *)(x + d) : zero;
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-            uint4 a0 = in ? *(const uint4 *)(k + (16 * t + g) * dim + d) : zero;
-            uint4 a1 = in ? *(const uint4 *)(k + (16 * t + g + 8) * dim + d) : zero;
+            uint4 a0 = in ? *(const uint4 *)(k + 16 * t * ld + 2 * d) : zero;
+            uint4 a1 = in ? *(const uint4 *)(k + (16 * t + 8) * ld + 2 * d) : zero;
             mma16816(c[t], a0.x, a1.x, a0.y, a1.y, b.x, b.y);
             mma16816(c[t], a0.z, a1.z, a0.w, a1.w, b.z, b.w);
         }
@@ -119,37 +149,21 @@ static __device__ void soften(const struct part &p, float s[HEADS][CUDA_SPLIT], 
     }
 }
 
-/* The warp's values on their way into shared memory while scores are made; zeros where the row does
- * not see them. */
-static __device__ void stage_values(const struct job &j, const struct part &p, uint32_t start,
-                                    cuda_bf16 *to)
-{
-    uint32_t lane = threadIdx.x & 31, dim = j.a.head_dim, units = dim / 8;
-    const cuda_bf16 *v = warp_page(j, p, start, j.a.pages.v);
-    to += start % CUDA_SPLIT * dim;
-    for (uint32_t i = lane; i < WARP_POSITIONS * units; i += 32) {
-        bool real = v && sees(p, start + i / units);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                         (uint32_t)__cvta_generic_to_shared(to + 8 * i)),
-                     "l"(real ? v + 8 * i : j.a.q), "r"(real ? 16 : 0));
-    }
-    asm volatile("cp.async.commit_group;");
-}
-
 /* The warp's share of p v: lanes of one position hold 8 dims each. Into o[slot][head][dim], a slot
  * for every warp and position that it takes at a time. */
 template <int N>
 static __device__ void sum_values(const struct job &j, const struct part &p, uint32_t start,
-                                  float s[HEADS][CUDA_SPLIT], const cuda_bf16 *v, float *o)
+                                  float s[HEADS][CUDA_SPLIT], const uint8_t *v, float *o)
 {
     uint32_t lane = threadIdx.x & 31, dim = j.a.head_dim, lanes = dim / 8, at_once = 32 / lanes;
     uint32_t sub = lane / lanes, d = lane % lanes * 8, at = start % CUDA_SPLIT;
+    uint32_t ld = row_bytes(dim);
     float acc[N][8] = {};
     if (sub >= at_once)
         return;
 #pragma unroll 8
     for (uint32_t i = sub; i < WARP_POSITIONS; i += at_once) {
-        uint4 w = *(const uint4 *)(v + (at + i) * dim + d);
+        uint4 w = *(const uint4 *)(v + (at + i) * ld + 2 * d);
 #pragma unroll
         for (int h = 0; h < N; h++) {
             float x = s[h][at + i];
@@ -216,28 +230,38 @@ static __device__ void combine(const struct job &j, const struct part &p, float 
             sum.w += x * v.w;
         }
         float r = 1 / l[h];
-        *(uint2 *)(j.a.o + (size_t)p.row * j.a.ldo + (p.head0 + h) * dim + d) =
-            make_uint2(pack_bf16(sum.x * r, sum.y * r), pack_bf16(sum.z * r, sum.w * r));
+        *(uint2 *)(j.a.o + (size_t)p.row * j.a.ldo + (p.head0 + h) * dim + d) = make_uint2(
+            pack_bf16(sum.x * r, sum.y * r), pack_bf16(sum.z * r, sum.w * r));
     }
 }
 
 template <int N> static __global__ void __launch_bounds__(32 * WARPS) attend(struct job j)
 {
     extern __shared__ __align__(16) float o[];
-    cuda_bf16 *vs = (cuda_bf16 *)(o + N * 32 * 8 * WARPS);
+    uint8_t *ks = (uint8_t *)(o + N * 32 * 8 * WARPS);
+    uint8_t *vs = ks + CUDA_SPLIT * row_bytes(j.a.head_dim);
     __shared__ float s[HEADS][CUDA_SPLIT];
     __shared__ float2 ml[HEADS];
     __shared__ bool last;
     struct part p;
-    wait_before();
-    if (!find_part(j, &p))
-        return;
+    /* What this step's batch says was there before any of its kernels, like all older pages. */
+    bool have = find_part(j, &p);
     uint32_t start = p.base + (threadIdx.x >> 5) * WARP_POSITIONS, dim = j.a.head_dim;
-    stage_values(j, p, start, vs);
-    score(j, p, start, s);
+    if (have) {
+        stage(j, p, start, false, j.a.pages.k, ks);
+        stage(j, p, start, false, j.a.pages.v, vs);
+    }
+    wait_before();
+    if (!have)
+        return;
+    stage(j, p, start, true, j.a.pages.k, ks);
+    stage(j, p, start, true, j.a.pages.v, vs);
+    asm volatile("cp.async.commit_group;");
+    asm volatile("cp.async.wait_group 0;");
+    __syncwarp();
+    score(j, p, start, ks, s);
     __syncthreads();
     soften(p, s, ml);
-    asm volatile("cp.async.wait_group 0;");
     __syncthreads();
     sum_values<N>(j, p, start, s, vs, o);
     __syncthreads();
@@ -271,10 +295,9 @@ template <int N> static __global__ void __launch_bounds__(32 * WARPS) attend(str
         *arrived = 0;
 }
 
-template <int N>
-static cudaError_t run(struct cuda_where at, dim3 grid, const struct job &j)
+template <int N> static cudaError_t run(struct cuda_where at, dim3 grid, const struct job &j)
 {
-    size_t shared = N * 32 * 8 * WARPS * sizeof(float) + (size_t)CUDA_SPLIT * j.a.head_dim * 2;
+    size_t shared = N * 32 * 8 * WARPS * sizeof(float) + 2 * CUDA_SPLIT * row_bytes(j.a.head_dim);
     cudaError_t rc = cudaFuncSetAttribute(attend<N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           (int)shared);
     return rc ? rc : launch(at, attend<N>, grid, 32 * WARPS, shared, j);

@@ -75,13 +75,13 @@ template <int HD> struct shape {
 
 /* One page's K or V of this head; positions outside [lo, hi] become zero. */
 template <int HD>
-static __device__ __forceinline__ void fetch(cuda_bf16 *to, const struct job &j, const uint8_t *base,
-                                             uint32_t tile, uint32_t lo, uint32_t hi)
+static __device__ __forceinline__ void fetch(cuda_bf16 *to, const struct job &j,
+                                             const uint8_t *base, uint32_t tile, uint32_t lo,
+                                             uint32_t hi)
 {
     constexpr int UNITS = HD / 8;
-    const cuda_bf16 *from =
-        (const cuda_bf16 *)(base + j.table[tile] * j.a.pages.stride_block +
-                            blockIdx.y / j.group * j.a.pages.stride_head);
+    const cuda_bf16 *from = (const cuda_bf16 *)(base + j.table[tile] * j.a.pages.stride_block +
+                                                blockIdx.y / j.group * j.a.pages.stride_head);
     for (int i = threadIdx.x; i < TILE * UNITS; i += THREADS) {
         uint32_t r = i / UNITS, u = i % UNITS, p = tile * TILE + r;
         copy16(to + r * shape<HD>::LD + 8 * u, from + r * HD + 8 * u, p >= lo && p <= hi);
@@ -97,8 +97,8 @@ static __device__ __forceinline__ void fetch_queries(cuda_bf16 *to, const struct
     for (int i = threadIdx.x; i < shape<HD>::ROWS * UNITS; i += THREADS) {
         uint32_t r = i / UNITS, u = i % UNITS;
         bool real = row0 + r < j.n;
-        copy16(to + r * shape<HD>::LD + 8 * u,
-               q + (size_t)(real ? row0 + r : 0) * j.a.ldq + 8 * u, real);
+        copy16(to + r * shape<HD>::LD + 8 * u, q + (size_t)(real ? row0 + r : 0) * j.a.ldq + 8 * u,
+               real);
     }
 }
 
@@ -253,7 +253,8 @@ static __global__ void __launch_bounds__(THREADS, HD > 128 ? 1 : 2) attend(struc
             float f = 1 / quad_sum(l[t][h]);
             if (r >= j.n)
                 continue;
-            cuda_bf16 *to = j.a.o + (size_t)(j.row + r) * j.a.ldo + blockIdx.y * HD + 2 * (lane & 3);
+            cuda_bf16 *to = j.a.o + (size_t)(j.row + r) * j.a.ldo + blockIdx.y * HD +
+                            2 * (lane & 3);
 #pragma unroll
             for (int n = 0; n < HD / 8; n++)
                 *(uint32_t *)(to + 8 * n) = pack_bf16(o[t][n][2 * h] * f, o[t][n][2 * h + 1] * f);
@@ -277,15 +278,24 @@ cudaError_t cuda_attend_prefill(struct cuda_where at, const struct cuda_attentio
                                 struct cuda_rows r, uint32_t span, uint32_t row, uint32_t n,
                                 uint32_t position)
 {
-    struct job j = {*a, r.tables + ((size_t)span * CUDA_GROUPS + a->pages.group) * r.table_stride,
-                    row, n, position, a->q_heads / a->kv_heads};
+    struct job j = {
+        *a,       r.tables + ((size_t)span * CUDA_GROUPS + a->pages.group) * r.table_stride,
+        row,      n,
+        position, a->q_heads / a->kv_heads};
     switch (a->head_dim) {
-    case 32: return run<32>(at, j);
-    case 64: return run<64>(at, j);
-    case 80: return run<80>(at, j);
-    case 96: return run<96>(at, j);
-    case 128: return run<128>(at, j);
-    case 256: return run<256>(at, j);
-    default: return cudaErrorInvalidValue;
+    case 32:
+        return run<32>(at, j);
+    case 64:
+        return run<64>(at, j);
+    case 80:
+        return run<80>(at, j);
+    case 96:
+        return run<96>(at, j);
+    case 128:
+        return run<128>(at, j);
+    case 256:
+        return run<256>(at, j);
+    default:
+        return cudaErrorInvalidValue;
     }
 }

@@ -207,14 +207,19 @@ int device_cuda_ceilings(unsigned card, struct device_ceilings *out, struct bato
 
 /* ---- programs ----------------------------------------------------------------------------- */
 
-/* One decode step as a graph, for a number of rows and bounds of its splits. */
+/* What a graph belongs to. Compared as bytes. */
+struct cuda_graph_key {
+    uint32_t rows, n_logits, splits[CUDA_GROUPS];
+    uint32_t position, chunk; /* chunk 1: the prefill of one span that starts at `position` */
+    const float *logits;      /* where they go, if that is part of the graph */
+};
 struct cuda_graph {
     cudaGraphExec_t exec;
-    uint32_t rows, splits[CUDA_GROUPS];
-    const float *logits;
+    struct cuda_graph_key key;
     uint64_t used;
 };
 #define CUDA_MAX_GRAPHS 32u
+#define CUDA_GRAPH_ROWS 2048u /* longer prefills do not wait for launches */
 
 struct cuda_program {
     struct device_program base;
@@ -234,7 +239,9 @@ struct cuda_program {
     cudaEvent_t copied[CUDA_MAX_LAYERS];
     uint32_t n_events;
     struct cuda_graph graphs[CUDA_MAX_GRAPHS];
-    uint32_t n_graphs, graph_serial;
+    uint32_t n_graphs;
+    struct cuda_graph_key seen[CUDA_MAX_GRAPHS]; /* prefills that ran once, in a ring */
+    uint32_t n_seen;
     uint64_t clock;
 };
 
@@ -273,7 +280,8 @@ int device_cuda_whole_run(struct cuda_run *r, struct baton_error *e);
 
 /* step.c: all steps of a run onto its stream. */
 int device_cuda_steps(struct cuda_run *r, struct baton_error *e);
-/* graph.c: the same through a graph, recorded at its first use. */
+/* graph.c: the same through a graph: true where one serves this run. */
+bool device_cuda_graph_fits(struct cuda_run *r);
 int device_cuda_graph_run(struct cuda_run *r, struct baton_error *e);
 void device_cuda_graphs_drop(struct cuda_program *p);
 

@@ -20,7 +20,7 @@ static __host__ __device__ constexpr uint32_t ring_depth(int halves)
 }
 
 /* Norm the rows into shared memory as bf16 without the row's own factor, which the epilogue
- * applies: that needs no pass before the first product. Returns by `factor` [8] in shared memory. */
+ * applies: that needs no pass before the first product. Returns by factor [8], in shared memory. */
 static __device__ void stage_rows(const struct cuda_gemv &j, cuda_bf16 *xs, uint32_t ld,
                                   float *factor)
 {
@@ -28,6 +28,7 @@ static __device__ void stage_rows(const struct cuda_gemv &j, cuda_bf16 *xs, uint
     __shared__ float part[WARPS][CUDA_DECODE_ROWS];
     for (uint32_t r = 0; r < j.rows; r++) {
         float sum = 0;
+#pragma unroll 4
         for (uint32_t i = 4 * threadIdx.x; i < j.k; i += 4 * blockDim.x) {
             float4 x = *(const float4 *)(j.xf + (size_t)r * j.ldx + i);
             float4 g = *(const float4 *)(j.g + i);
@@ -64,7 +65,7 @@ static __device__ __forceinline__ void put(const struct cuda_gemv &j, uint32_t r
 
 /* Loads under way: where the next step comes from. A step is UNITS times 32 k, 256 bytes of every
  * row in one go, which memory likes better than four visits. Every lane brings its own 16 bytes of
- * the lower and the upper 8 outputs into its own place of the warp's ring, so that nobody else waits
+ * the lower and the upper 8 outputs into its own place of the warp's ring, and nobody else waits
  * for them. */
 struct ahead {
     const cuda_bf16 *from; /* the lower outputs' row at this lane's k */
@@ -100,7 +101,7 @@ static __device__ __forceinline__ uint4 read_slot(uint32_t slot)
     return v;
 }
 
-/* The tile's sums over the warps, by 64 threads; thread (lane, i): outputs g, g + 8 of row 2q + i. */
+/* The tile's sums over the warps, by 64 threads; thread (lane, i): outputs g, g + 8, row 2q + i. */
 template <int HALVES, bool NORM, bool GATE>
 static __device__ __forceinline__ void finish(const struct cuda_gemv &j, uint32_t tile, uint32_t t,
                                               const float sums[WARPS][32][4], const float *factor)
@@ -162,7 +163,8 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
     wait_before();
     if (NORM)
         stage_rows(j, xs, ldxs, factor);
-    const cuda_bf16 *x = NORM ? xs + g * ldxs + at : j.x + (size_t)(g < j.rows ? g : 0) * j.ldx + at;
+    const cuda_bf16 *x = NORM ? xs + g * ldxs + at
+                              : j.x + (size_t)(g < j.rows ? g : 0) * j.ldx + at;
     const uint4 zero = make_uint4(0, 0, 0, 0);
     bool row = g < j.rows;
     uint4 b[UNITS];
@@ -193,8 +195,8 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
             next(slot);
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
         }
-        *(float4 *)sums[turn & 1][warp][lane] =
-            make_float4(c[0][0] + c[1][0], c[0][1] + c[1][1], c[0][2] + c[1][2], c[0][3] + c[1][3]);
+        *(float4 *)sums[turn & 1][warp][lane] = make_float4(c[0][0] + c[1][0], c[0][1] + c[1][1],
+                                                            c[0][2] + c[1][2], c[0][3] + c[1][3]);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             c[i >> 2][i & 3] = 0;
@@ -215,9 +217,10 @@ static cudaError_t run(struct cuda_where at, const struct cuda_gemv *g, uint32_t
     uint32_t blocks = tiles < n_sms ? tiles : n_sms;
     size_t shared = WARPS * ring_depth(HALVES) * 512 * HALVES * UNITS +
                     (NORM ? (size_t)g->rows * (g->k + 32) * 2 : 0);
-    cudaError_t rc = cudaFuncSetAttribute(
-        gemv<HALVES, NORM, GATE>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-    return rc ? rc : launch(at, gemv<HALVES, NORM, GATE>, blocks, 32 * WARPS, shared, *g, slice, tiles);
+    cudaError_t rc = cudaFuncSetAttribute(gemv<HALVES, NORM, GATE>,
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    return rc ? rc
+              : launch(at, gemv<HALVES, NORM, GATE>, blocks, 32 * WARPS, shared, *g, slice, tiles);
 }
 
 template <bool NORM>

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode steps as CUDA graphs: hundreds of small kernels with one call.
+/* Decode steps, and short prefills that come again, as CUDA graphs: hundreds of small kernels with
+ * one call.
  *
  * What changes from step to step (tokens, positions, block tables) is copied from pinned memory at
- * the graph's start. A graph belongs to a number of rows, to bounds of the splits, which are
- * rounded up to powers of two, and to the place that logits go to. */
+ * the graph's start. A graph belongs to a number of rows, to the place that logits go to and, for
+ * decode, to bounds of the splits, which are rounded up to powers of two. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "device/cuda/cuda_priv.h"
@@ -15,16 +17,51 @@ void device_cuda_graphs_drop(struct cuda_program *p)
     p->n_graphs = 0;
 }
 
+static struct cuda_graph_key key_of(const struct cuda_run *r)
+{
+    struct cuda_graph_key k;
+    memset(&k, 0, sizeof k);
+    k.rows = r->b->n_rows;
+    k.n_logits = r->b->n_logits;
+    k.logits = r->pinned ? r->b->logits : NULL;
+    if (r->decode) {
+        memcpy(k.splits, r->splits, sizeof k.splits);
+    } else {
+        k.chunk = 1;
+        k.position = r->b->spans[0].position;
+    }
+    return k;
+}
+
 static struct cuda_graph *find(struct cuda_run *r)
 {
-    struct cuda_program *p = r->p;
-    for (uint32_t i = 0; i < p->n_graphs; i++) {
-        struct cuda_graph *g = &p->graphs[i];
-        if (g->rows == r->b->n_rows && g->logits == (r->pinned ? r->b->logits : NULL) &&
-            !memcmp(g->splits, r->splits, sizeof g->splits))
-            return g;
-    }
+    struct cuda_graph_key k = key_of(r);
+    for (uint32_t i = 0; i < r->p->n_graphs; i++)
+        if (!memcmp(&r->p->graphs[i].key, &k, sizeof k))
+            return &r->p->graphs[i];
     return NULL;
+}
+
+/* A prefill's graph is worth its recording when the same one comes again. */
+static bool seen_before(struct cuda_run *r)
+{
+    struct cuda_program *p = r->p;
+    struct cuda_graph_key k = key_of(r);
+    for (uint32_t i = 0; i < CUDA_MAX_GRAPHS; i++)
+        if (!memcmp(&p->seen[i], &k, sizeof k))
+            return true;
+    p->seen[p->n_seen++ % CUDA_MAX_GRAPHS] = k;
+    return false;
+}
+
+bool device_cuda_graph_fits(struct cuda_run *r)
+{
+    const struct baton_batch *b = r->b;
+    if (r->exports || getenv("BATON_CUDA_PROFILE"))
+        return false;
+    if (r->decode)
+        return b->n_spans == b->n_rows && b->n_logits == b->n_rows;
+    return b->n_spans == 1 && b->n_rows <= CUDA_GRAPH_ROWS && seen_before(r);
 }
 
 /* The place of a new graph: a free one, or that of the graph that was used longest ago. */
@@ -76,9 +113,7 @@ int device_cuda_graph_run(struct cuda_run *r, struct baton_error *e)
             return rc;
         g = place(p);
         g->exec = exec;
-        g->rows = r->b->n_rows;
-        g->logits = r->pinned ? r->b->logits : NULL;
-        memcpy(g->splits, r->splits, sizeof g->splits);
+        g->key = key_of(r);
     }
     g->used = ++p->clock;
     return device_cuda_check(cudaGraphLaunch(g->exec, r->at.stream), "a step", e);

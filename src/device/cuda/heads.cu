@@ -62,8 +62,8 @@ static __device__ cuda_bf16 *page_row(const struct job &j, uint32_t row, uint32_
 {
     const struct cuda_rows &r = j.rows;
     uint32_t p = (uint32_t)r.position[row];
-    const int32_t *table =
-        r.tables + ((size_t)r.span[row] * CUDA_GROUPS + j.pages.group) * r.table_stride;
+    const int32_t *table = r.tables +
+                           ((size_t)r.span[row] * CUDA_GROUPS + j.pages.group) * r.table_stride;
     uint8_t *base = which == 1 ? j.pages.k : j.pages.v;
     return (cuda_bf16 *)(base + table[p / CUDA_PAGE] * j.pages.stride_block +
                          head * j.pages.stride_head) +

@@ -45,8 +45,8 @@ static __global__ void norm(float *y, cuda_bf16 *h, uint32_t ldh, const float *x
         if (y)
             *(float4 *)(y + (size_t)blockIdx.x * cols + j) = v;
         if (h)
-            *(uint2 *)(h + (size_t)blockIdx.x * ldh + j) =
-                make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+            *(uint2 *)(h + (size_t)blockIdx.x * ldh + j) = make_uint2(pack_bf16(v.x, v.y),
+                                                                      pack_bf16(v.z, v.w));
     }
 }
 
@@ -82,9 +82,9 @@ static __global__ void norm_add_norm(cuda_bf16 *h, uint32_t ldh, float *x, const
     scale = rsqrtf(block_sum(sum2, buf) / cols + eps);
     for (uint32_t j = 4 * threadIdx.x; j < cols; j += 4 * blockDim.x) {
         float4 v = *(const float4 *)(xs + j), g = *(const float4 *)(w2 + j);
-        *(uint2 *)(h + (size_t)blockIdx.x * ldh + j) =
-            make_uint2(pack_bf16(v.x * scale * (offset + g.x), v.y * scale * (offset + g.y)),
-                       pack_bf16(v.z * scale * (offset + g.z), v.w * scale * (offset + g.w)));
+        *(uint2 *)(h + (size_t)blockIdx.x * ldh + j) = make_uint2(
+            pack_bf16(v.x * scale * (offset + g.x), v.y * scale * (offset + g.y)),
+            pack_bf16(v.z * scale * (offset + g.z), v.w * scale * (offset + g.w)));
     }
 }
 

@@ -323,13 +323,6 @@ static int prepare(struct cuda_run *r, struct baton_error *e)
     return rc;
 }
 
-/* A graph serves the step of an engine: every span one row, logits of all rows. */
-static bool graph_fits(const struct cuda_run *r)
-{
-    return r->decode && !r->exports && !getenv("BATON_CUDA_PROFILE") &&
-           r->b->n_spans == r->b->n_rows && r->b->n_logits == r->b->n_rows;
-}
-
 /* A copy into pinned memory can be part of a graph. */
 static bool logits_pinned(const float *p)
 {
@@ -390,8 +383,8 @@ int device_cuda_submit(struct device_program *base, const struct baton_batch *b,
     r.decode = b->n_rows <= CUDA_DECODE_ROWS;
     r.exports = b->layer_done != NULL;
     int rc = prepare(&r, e);
-    bool graph = rc == 0 && graph_fits(&r);
-    r.pinned = graph && logits_pinned(b->logits);
+    r.pinned = b->n_logits && logits_pinned(b->logits);
+    bool graph = rc == 0 && device_cuda_graph_fits(&r);
     if (rc == 0)
         rc = graph ? device_cuda_graph_run(&r, e) : device_cuda_whole_run(&r, e);
     if (rc == 0 && graph && !r.pinned)
