@@ -4,7 +4,14 @@
 
 #include "bench_floor.h"
 
-enum { ROUNDS = 5, BUFFER = 256 << 20, PIECE = 1 << 20, STEPS = 4000000, SUMS = 12 };
+enum {
+    ROUNDS = 5,
+    BUFFER = 256 << 20,
+    PIECE = 1 << 20,
+    STEPS = 2000000,
+    SUMS = 12,
+    WIDE_SUMS = 24
+};
 
 /* Best rate of n items of `amount` each. */
 static double best_rate(struct base_pool *pool, void (*fn)(void *, unsigned), void *ctx, unsigned n,
@@ -77,25 +84,25 @@ __attribute__((target("avx2,fma"))) static void fma_256(void *ctx, unsigned i)
 
 __attribute__((target("avx512f"))) static void fma_512(void *ctx, unsigned i)
 {
-    __m512 s[SUMS], a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(1e-3f);
-    for (int n = 0; n < SUMS; n++)
+    __m512 s[WIDE_SUMS], a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(1e-3f);
+    for (int n = 0; n < WIDE_SUMS; n++)
         s[n] = _mm512_set1_ps((float)n);
     for (int step = 0; step < STEPS; step++)
-#pragma GCC unroll 12
-        for (int n = 0; n < SUMS; n++)
+#pragma GCC unroll 24
+        for (int n = 0; n < WIDE_SUMS; n++)
             s[n] = _mm512_fmadd_ps(s[n], a, b);
     keep(s);
 }
 
 __attribute__((target("avx512f,avx512bf16"))) static void dot_512(void *ctx, unsigned i)
 {
-    __m512 s[SUMS];
+    __m512 s[WIDE_SUMS];
     __m512bh a = (__m512bh)_mm512_set1_epi16(0x3C00), b = (__m512bh)_mm512_set1_epi16(0x3C01);
-    for (int n = 0; n < SUMS; n++)
+    for (int n = 0; n < WIDE_SUMS; n++)
         s[n] = _mm512_set1_ps((float)n);
     for (int step = 0; step < STEPS; step++)
-#pragma GCC unroll 12
-        for (int n = 0; n < SUMS; n++)
+#pragma GCC unroll 24
+        for (int n = 0; n < WIDE_SUMS; n++)
             s[n] = _mm512_dpbf16_ps(s[n], a, b);
     keep(s);
 }
@@ -104,7 +111,7 @@ double bench_fma_peak(struct base_pool *pool)
 {
     unsigned n = base_pool_threads(pool);
     if (__builtin_cpu_supports("avx512f"))
-        return best_rate(pool, fma_512, NULL, n, 32.0 * SUMS * STEPS);
+        return best_rate(pool, fma_512, NULL, n, 32.0 * WIDE_SUMS * STEPS);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return best_rate(pool, fma_256, NULL, n, 16.0 * SUMS * STEPS);
     return 0;
@@ -114,7 +121,7 @@ double bench_dot_peak(struct base_pool *pool)
 {
     if (!__builtin_cpu_supports("avx512bf16"))
         return 0;
-    return best_rate(pool, dot_512, NULL, base_pool_threads(pool), 64.0 * SUMS * STEPS);
+    return best_rate(pool, dot_512, NULL, base_pool_threads(pool), 64.0 * WIDE_SUMS * STEPS);
 }
 #else
 double bench_fma_peak(struct base_pool *pool)

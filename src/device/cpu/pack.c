@@ -25,33 +25,19 @@ static size_t packed_at(enum cpu_order order, uint32_t row, uint32_t k, uint32_t
 }
 
 /* One panel: word by word in the order of memory, reading 16 rows side by side. */
-static void pack_panel(uint16_t *dst, const uint16_t *const src[CPU_PANEL], uint32_t cols,
+static void pack_panel(uint32_t *dst, const uint16_t *const src[CPU_PANEL], uint32_t cols,
                        uint32_t k_padded, enum cpu_order order)
 {
     if (order == CPU_ORDER_OUTPUTS) {
-        for (uint32_t k = 0; k < cols; k++, dst += CPU_PANEL)
-            for (uint32_t j = 0; j < 8; j++) {
-                dst[2 * j] = src[j][k];
-                dst[2 * j + 1] = src[j + 8][k];
-            }
-        memset(dst, 0, (size_t)(k_padded - cols) * CPU_PANEL * sizeof *dst);
+        for (uint32_t k = 0; k < cols; k++, dst += CPU_PANEL / 2)
+            for (uint32_t j = 0; j < CPU_PANEL / 2; j++)
+                dst[j] = src[j][k] | (uint32_t)src[j + CPU_PANEL / 2][k] << 16;
+        memset(dst, 0, (size_t)(k_padded - cols) * CPU_PANEL * sizeof(uint16_t));
         return;
     }
-    for (uint32_t k = 0; k < k_padded; k += 2, dst += 2 * CPU_PANEL)
-        for (uint32_t j = 0; j < CPU_PANEL; j++) {
-            dst[2 * j] = src[j][k];
-            dst[2 * j + 1] = k + 1 < cols ? src[j][k + 1] : 0;
-        }
-}
-
-/* Rows [r0, r0 + 16) of which `rows` exist; zeros holds cols zeros. */
-static void pack_rows16(uint16_t *dst, const uint16_t *src, uint32_t rows, uint32_t cols,
-                        uint32_t k, enum cpu_order order, const uint16_t *zeros)
-{
-    const uint16_t *from[CPU_PANEL];
-    for (uint32_t j = 0; j < CPU_PANEL; j++)
-        from[j] = j < rows ? src + (size_t)j * cols : zeros;
-    pack_panel(dst, from, cols, k, order);
+    for (uint32_t k = 0; k < k_padded; k += 2, dst += CPU_PANEL)
+        for (uint32_t j = 0; j < CPU_PANEL; j++)
+            dst[j] = src[j][k] | (k + 1 < cols ? (uint32_t)src[j][k + 1] << 16 : 0);
 }
 
 /* ---- conversion --------------------------------------------------------------------------- */
@@ -111,25 +97,37 @@ static int bind_table(struct cpu_weight *w, const struct baton_tensor *t, struct
     return 0;
 }
 
+/* Row `row` as bf16: where it lies, or converted into `buf`. */
+static const uint16_t *bf16_row(const struct baton_tensor *t, uint64_t row, uint16_t *buf)
+{
+    const uint8_t *p = (const uint8_t *)t->data + (int64_t)row * t->stride[0];
+    if (t->dtype == BATON_BF16 && t->stride[1] == 2 && (uintptr_t)p % 2 == 0)
+        return (const uint16_t *)(const void *)p;
+    to_bf16(buf, t, row);
+    return buf;
+}
+
 static int bind_matrix(struct cpu_weight *w, const struct baton_tensor *t, enum cpu_order order,
                        struct baton_error *e)
 {
     size_t panels = ((size_t)w->rows + CPU_PANEL - 1) / CPU_PANEL;
     /* 16 rows of the source as bf16, and a row of zeros for rows that do not exist */
-    uint16_t *rows = base_try_alloc(CPU_PANEL + 1, w->cols * sizeof *rows, e);
-    if (!rows)
+    uint16_t *buf = base_try_alloc(CPU_PANEL + 1, w->cols * sizeof *buf, e);
+    if (!buf)
         return BATON_ERR_NOMEM;
     w->bytes = panels * w->k * CPU_PANEL * sizeof(uint16_t);
     w->packed = base_map_alloc(w->bytes, true, e);
     for (size_t p = 0; p < panels && w->packed; p++) {
-        uint32_t r0 = (uint32_t)p * CPU_PANEL,
-                 n = w->rows - r0 < CPU_PANEL ? w->rows - r0 : CPU_PANEL;
-        for (uint32_t j = 0; j < n; j++)
-            to_bf16(rows + (size_t)j * w->cols, t, r0 + j);
-        pack_rows16(w->packed + p * w->k * CPU_PANEL, rows, n, w->cols, w->k, order,
-                    rows + (size_t)CPU_PANEL * w->cols);
+        const uint16_t *from[CPU_PANEL];
+        for (uint32_t j = 0; j < CPU_PANEL; j++) {
+            uint64_t row = p * CPU_PANEL + j;
+            from[j] = row < w->rows ? bf16_row(t, row, buf + (size_t)j * w->cols)
+                                    : buf + (size_t)CPU_PANEL * w->cols;
+        }
+        pack_panel((uint32_t *)(void *)(w->packed + p * w->k * CPU_PANEL), from, w->cols, w->k,
+                   order);
     }
-    free(rows);
+    free(buf);
     return w->packed ? 0 : BATON_ERR_NOMEM;
 }
 

@@ -16,7 +16,7 @@
 #define CPU_LANES 16u /* partial sums of a reduction: element i belongs to lane i % 16 */
 
 /* exp(x) for finite x, -inf and NaN: 2^n * p(r) with r in [-ln2/2, ln2/2], p of degree 6 (the
- * coefficients of Cephes' expf), below 2 ulp. 0 below -87 (results under 2^-125 are dropped) and
+ * coefficients of Cephes' expf), below 1 ulp. 0 below -87 (results under 2^-125 are dropped) and
  * exp(88) above 88. n is rounded by adding 1.5*2^23, whose low mantissa bits then hold n. */
 static inline float cpu_exp(float x)
 {
