@@ -77,18 +77,19 @@ static struct engine_offer *copy_offer(const struct handoff_offer *o)
 static void on_offer(void *ctx, const struct handoff_offer *o)
 {
     static const struct baton_error full = {BATON_ERR_BUSY, "too many offers at the consumer"};
+    static const struct baton_error closing = {BATON_ERR_CANCELLED, "the consumer closes"};
     struct baton_engine *en = ctx;
     struct engine_io *io = &en->io;
     struct engine_offer *mine = NULL;
     struct engine_io_entry *entry = NULL;
-    /* Nobody reads the inbox of an engine that closes. */
-    if (!atomic_load(&en->stopping) && !find(io, o->request) && room_for(io, o->n_ids))
+    bool stopping = atomic_load(&en->stopping); /* then nobody reads the inbox any more */
+    if (!stopping && !find(io, o->request) && room_for(io, o->n_ids))
         mine = copy_offer(o);
     if (mine)
         entry = add(io, o->request, io->serial + 1);
     if (!entry) {
         free(mine);
-        handoff_refuse(io->conn, o->request, &full, NULL);
+        handoff_refuse(io->conn, o->request, stopping ? &closing : &full, NULL);
         return;
     }
     entry->n_ids = o->n_ids;
