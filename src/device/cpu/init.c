@@ -121,7 +121,7 @@ static int read_args(const struct device_arg *args, unsigned n_args,
                      const struct cpu_kernels **kernels, struct baton_error *e)
 {
     static const char *const keys[] = {"isa", "kv-dtype", NULL};
-    const char *why, *isa = NULL;
+    const char *why = NULL, *isa = NULL;
     int rc = device_arg_check("cpu", args, n_args, keys, e);
     for (unsigned i = 0; i < n_args && rc == 0; i++) {
         if (!strcmp(args[i].key, "isa"))
