@@ -2,6 +2,7 @@
 /* KV files read back: round trips through every dtype and window, and files that lie. */
 #include <unistd.h>
 
+#include "kv/kv_priv.h"
 #include "shapes.h"
 
 static uint64_t seed;
@@ -205,7 +206,7 @@ static void other_geometries(void **state)
 /* A file of two layers of one head of 2 and three positions, the second layer from position 1, with
  * one thing changed: `find` in the header becomes `put` of the same length. */
 #define HEADER                                                                                     \
-    "{\"__metadata__\":{\"format\":\"baton-kv-1\",\"n_tokens\":\"3\"},"                            \
+    "{\"__metadata__\":{\"format\":\"baton-kv-1\",\"n_tokens\":\"3\" },"                           \
     "\"ids\":{\"dtype\":\"I32\",\"shape\":[3],\"data_offsets\":[0,12]},"                           \
     "\"logits\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[12,20]},"                       \
     "\"positions.0\":{\"dtype\":\"I32\",\"shape\":[3],\"data_offsets\":[20,32]},"                  \
@@ -252,6 +253,7 @@ static void headers_that_lie(void **state)
     lie("\"n_tokens\":\"3\"", "\"n_tokens\":\"4\"", I, "positions.0: position 0 at index 0");
     lie("\"n_tokens\":\"3\"", "\"n_tokens\":\"-\"", I, "n_tokens '-'");
     lie("\"n_tokens\":\"3\"", "\"n_tokens\":\"0\"", I, "n_tokens '0'");
+    lie("\"n_tokens\":\"3\" ", "\"n_tokens\":\"3x\"", I, "n_tokens '3x'");
     lie("\"n_tokens\":\"3\"", "\"n_token_\":\"3\"", I, "n_tokens");
     lie("\"k.0\"", "\"q.0\"", I, "no tensor k.0");
     lie("\"v.1\"", "\"v.2\"", I, "no tensor v.1");
@@ -353,6 +355,20 @@ static void not_finite(void **state)
     kv_pool_close(p);
 }
 
+/* Every pattern of the short dtypes, at every place in a tile, against what a float says. */
+static void finite_patterns(void **state)
+{
+    uint16_t x[100];
+    for (uint32_t u = 0; u < 0x10000; u++) {
+        size_t at = u % 100;
+        bool f16 = (u & 0x7c00) == 0x7c00, bf16 = (u & 0x7f80) == 0x7f80;
+        memset(x, 0, sizeof x);
+        x[at] = (uint16_t)u;
+        assert_int_equal(kv_first_not_finite((uint8_t *)x, BATON_F16, 100), f16 ? at : 100);
+        assert_int_equal(kv_first_not_finite((uint8_t *)x, BATON_BF16, 100), bf16 ? at : 100);
+    }
+}
+
 /* Cut anywhere, flipped anywhere: an error or a file that can be read to its end. */
 static void damage(void **state)
 {
@@ -391,7 +407,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trips),      cmocka_unit_test(other_geometries),
         cmocka_unit_test(headers_that_lie), cmocka_unit_test(numbers_that_lie),
-        cmocka_unit_test(not_finite),       cmocka_unit_test(damage),
+        cmocka_unit_test(not_finite),       cmocka_unit_test(finite_patterns),
+        cmocka_unit_test(damage),
     };
     seed = test_seed();
     return cmocka_run_group_tests_name("kv load", tests, folder_open, folder_close);
