@@ -235,7 +235,7 @@ static void test_diff(void **state)
 
 /* ---- what must not be continued ----------------------------------------------------------- */
 
-/* A copy of a KV file without one of its tensors or metadata; `changed` replaces a metadata value. */
+/* A copy of a KV file less one tensor or metadata value; `changed` replaces a value. */
 static void copy_without(const char *from, const char *to, const char *without, const char *changed)
 {
     static const char *const keys[] = {"format",   "architecture", "weights", "tokenizer",
