@@ -68,7 +68,8 @@ const char *baton_model_arch(const struct baton_model *m);
  * further special tokens), else the post-processor's special tokens are added. *ids: free(). */
 int baton_tokenize(const struct baton_model *m, const char *text, size_t n, bool chat,
                    int32_t **ids, size_t *n_ids, struct baton_error *e);
-/* Ids to text, special tokens left out. *text: free(). */
+/* Ids to text, special tokens left out. An id of the model that no token has (a padding row of its
+ * embedding) is no text; one outside the model's vocabulary is BATON_ERR_INPUT. *text: free(). */
 int baton_detokenize(const struct baton_model *m, const int32_t *ids, size_t n_ids, char **text,
                      struct baton_error *e);
 

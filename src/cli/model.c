@@ -194,17 +194,39 @@ static int tokenize(const struct model_args *a, struct baton_error *e)
     return rc;
 }
 
+/* How many ids the folder's model has: padding rows of the embedding count too. A folder with a
+ * tokenizer alone has the tokenizer's. */
+static int read_vocab(const char *dir, const struct model_tokenizer *t, uint32_t *vocab,
+                      struct baton_error *e)
+{
+    struct model_config c;
+    char *path = base_path_join(dir, "config.json", e);
+    if (!path)
+        return BATON_ERR_NOMEM;
+    bool alone = access(path, F_OK) != 0;
+    free(path);
+    int rc = alone ? 0 : model_config_read(dir, &c, e);
+    if (!rc)
+        *vocab = alone ? model_tokenizer_size(t) : c.vocab;
+    return rc;
+}
+
 static int detokenize(const struct model_args *a, struct baton_error *e)
 {
     struct model_tokenizer *t = NULL;
     char *text = NULL;
     int32_t *ids = NULL;
     size_t n = 0, n_ids = 0;
+    uint32_t vocab = 0;
     if (!a->ids_text)
         return base_fail(e, BATON_ERR_USAGE, "detokenize needs --ids 1,2,3");
     int rc = cli_parse_ids("--ids", a->ids_text, &ids, &n_ids, e);
     if (!rc)
         rc = model_tokenizer_open(a->model, &t, e);
+    if (!rc)
+        rc = read_vocab(a->model, t, &vocab, e);
+    if (!rc)
+        rc = model_ids_check(ids, n_ids, vocab, e);
     if (!rc)
         rc = model_tokenizer_decode(t, ids, n_ids, a->skip_special, &text, &n, e);
     if (!rc && a->common.json)

@@ -269,7 +269,6 @@ static int pull(struct run *x, struct baton_request *request, struct model_detok
     while ((rc = next_token(x, request, &token, e)) == 1) {
         cli_progress_end(&x->progress);
         rc = keep_token(x->result, &token, vocab, e);
-        /* Ids past the tokenizer's (padding rows of the vocabulary) have no text. */
         if (!rc && d)
             rc = print_piece(d, &token.id, e);
         if (rc)

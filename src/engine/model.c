@@ -141,6 +141,8 @@ int engine_detokenize(const struct baton_model *m, const int32_t *ids, size_t n_
     const struct model_tokenizer *t;
     size_t n;
     int rc = engine_tokenizer(m, &t, e);
+    if (rc == 0)
+        rc = model_ids_check(ids, n_ids, model_config_of(m->model)->vocab, e);
     return rc ? rc : model_tokenizer_decode(t, ids, n_ids, true, text, &n, e);
 }
 

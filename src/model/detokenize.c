@@ -194,13 +194,15 @@ static int push_chain(struct model_detokenizer *d, const char *s, size_t n, stru
 
 /* ---- both ---------------------------------------------------------------------------------- */
 
-/* Appends to d->piece. An id that no token has, inside the range, is no text: as in the package. */
+/* Appends to d->piece. An id that no token has is no text, as in the package: a gap, or a padding row
+ * of an embedding that has more rows than the tokenizer ids. */
 static int push(struct model_detokenizer *d, int32_t id, struct baton_error *e)
 {
     const struct model_vocab *v = &d->t->vocab;
-    if (id < 0 || (uint32_t)id >= v->n_ids)
-        return base_fail(e, BATON_ERR_INPUT, "token id %d is not in [0, %u)", id, v->n_ids);
-    if (v->flags[id] == 0 || (d->skip_special && (v->flags[id] & MODEL_TOKEN_SPECIAL)))
+    if (id < 0)
+        return base_fail(e, BATON_ERR_INPUT, "token id %d is negative", id);
+    if ((uint32_t)id >= v->n_ids || v->flags[id] == 0 ||
+        (d->skip_special && (v->flags[id] & MODEL_TOKEN_SPECIAL)))
         return 0;
     const char *s = v->text + v->start[id];
     return d->t->decoder == MODEL_DECODE_BYTES ? push_byte_level(d, s, v->length[id], e)

@@ -53,6 +53,8 @@ bool model_is_shape(const struct model *m);         /* made by shape:, so no tok
 uint64_t model_weight_bytes(const struct model *m); /* as stored in the checkpoint */
 uint64_t model_n_params(const struct model *m);
 
+/* Read DIR/config.json and, where there is one, DIR/generation_config.json; no weights. */
+int model_config_read(const char *dir, struct model_config *out, struct baton_error *e);
 /* Parse a configuration alone (fuzzing, tests). generation may be NULL. */
 int model_config_parse(const char *config_json, size_t n, const char *generation_json,
                        size_t generation_n, struct model_config *out, struct baton_error *e);

@@ -34,6 +34,14 @@ bool model_tokenizer_is_special(const struct model_tokenizer *t, int32_t id)
     return id >= 0 && (uint32_t)id < t->vocab.n_ids && (t->vocab.flags[id] & MODEL_TOKEN_SPECIAL);
 }
 
+int model_ids_check(const int32_t *ids, size_t n_ids, uint32_t vocab, struct baton_error *e)
+{
+    for (size_t i = 0; i < n_ids; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= vocab)
+            return base_fail(e, BATON_ERR_INPUT, "token id %d is not in [0, %u)", ids[i], vocab);
+    return 0;
+}
+
 static int encoding_begin(struct model_encoding *en)
 {
     int rc = 0;

@@ -35,9 +35,14 @@ int model_tokenizer_encode(const struct model_tokenizer *t, const char *text, si
                            bool with_special, int32_t **ids, size_t *n_ids, struct baton_error *e);
 
 /* Decode ids as Hugging Face does (cleanup off). *text is malloc'ed, NUL-terminated; bytes that
- * form no character become U+FFFD. An id out of range is BATON_ERR_INPUT. */
+ * form no character become U+FFFD. An id that no token has is no text, however large: a model may
+ * have more ids than its tokenizer (model_ids_check knows a model's). A negative one is
+ * BATON_ERR_INPUT. */
 int model_tokenizer_decode(const struct model_tokenizer *t, const int32_t *ids, size_t n_ids,
                            bool skip_special, char **text, size_t *n, struct baton_error *e);
+
+/* BATON_ERR_INPUT naming the first of ids that is not in [0, vocab). */
+int model_ids_check(const int32_t *ids, size_t n_ids, uint32_t vocab, struct baton_error *e);
 
 /* Streaming decode: the pieces put together are exactly model_tokenizer_decode of all ids, and no
  * piece ends inside a UTF-8 sequence. */

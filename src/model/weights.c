@@ -43,16 +43,26 @@ static int read_text(const char *dir, const char *name, char **out, size_t *n,
     return rc;
 }
 
-static int open_config(struct model *m, struct baton_error *e)
+/* *text is set where it was read, whatever follows. */
+static int read_config(const char *dir, char **text, struct model_config *out,
+                       struct baton_error *e)
 {
     char *generation = NULL;
     size_t n = 0, generation_n = 0;
-    int rc = read_text(m->path, "config.json", &m->config_text, &n, e);
-    if (!rc && exists(m->path, "generation_config.json"))
-        rc = read_text(m->path, "generation_config.json", &generation, &generation_n, e);
+    int rc = read_text(dir, "config.json", text, &n, e);
+    if (!rc && exists(dir, "generation_config.json"))
+        rc = read_text(dir, "generation_config.json", &generation, &generation_n, e);
     if (!rc)
-        rc = model_config_parse(m->config_text, n, generation, generation_n, &m->config, e);
+        rc = model_config_parse(*text, n, generation, generation_n, out, e);
     free(generation);
+    return rc;
+}
+
+int model_config_read(const char *dir, struct model_config *out, struct baton_error *e)
+{
+    char *text = NULL;
+    int rc = read_config(dir, &text, out, e);
+    free(text);
     return rc;
 }
 
@@ -248,7 +258,7 @@ static int open_folder(struct model *m, struct baton_error *e)
 {
     json_t *index = NULL;
     const json_t *map = NULL;
-    int rc = open_config(m, e);
+    int rc = read_config(m->path, &m->config_text, &m->config, e);
     if (!rc)
         rc = open_files(m, &index, &map, e);
     if (!rc)

@@ -424,13 +424,35 @@ static void test_timeout_and_pause(void **state)
     baton_model_close(m);
 }
 
+/* An id of the model that its tokenizer lacks is no text; one that the model lacks is an error. */
+static void test_detokenize(void **state)
+{
+    (void)state;
+    static const int32_t ids[] = {4085, 20, 4095, 4096};
+    struct baton_error e;
+    struct baton_model *m = rig_model("qwen3-tiny");
+    char *alone = NULL, *text = NULL;
+    assert_int_equal(baton_model_vocab(m), 4096);
+    test_ok(baton_detokenize(m, ids + 1, 1, &alone, &e), &e);
+    assert_true(alone[0] != '\0');
+    test_ok(baton_detokenize(m, ids, 3, &text, &e), &e);
+    assert_string_equal(text, alone);
+    free(text);
+    free(alone);
+    text = NULL;
+    test_fails(baton_detokenize(m, ids, 4, &text, &e), BATON_ERR_INPUT, "4096", &e);
+    assert_null(text);
+    baton_model_close(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_requests),     cmocka_unit_test(test_bad_engines),
         cmocka_unit_test(test_queue_full),       cmocka_unit_test(test_force_min_stop),
         cmocka_unit_test(test_sampling_repeats), cmocka_unit_test(test_timeout_and_pause),
-        cmocka_unit_test(test_goldens_ref),      cmocka_unit_test(test_goldens_fast),
+        cmocka_unit_test(test_detokenize),       cmocka_unit_test(test_goldens_ref),
+        cmocka_unit_test(test_goldens_fast),
     };
     return cmocka_run_group_tests_name("engine: native", tests, NULL, NULL);
 }

@@ -409,6 +409,46 @@ static void test_logits_missing(void **state)
     scene_close(&s);
 }
 
+/* The pair that other rooms get: it carries a request like any stream. An end that no connection
+ * took is closed alone, and the connection at the other end is told. */
+static void test_link(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct baton_error e;
+    struct transport *a, *b;
+    scene_open(&s, 4096);
+    end_close(&s.p);
+    end_close(&s.c);
+    test_ok(handoff_link_pair(&a, &b, &e), &e);
+    end_open(&s.p, a, true, 0);
+    end_open(&s.c, b, false, 0);
+    for (int i = 0; i < RIG_IDS; i++)
+        s.c.into[i] = &s.into;
+    s.c.want_logits = true;
+    works(&s, 0);
+    scene_close(&s);
+
+    scene_open(&s, 4096);
+    end_close(&s.p);
+    test_ok(handoff_link_pair(&a, &b, &e), &e);
+    end_open(&s.p, a, true, 0);
+    offer(&s, 0);
+    end_step(&s.p); /* HELLO and OFFER lie in the pair, unread */
+    handoff_link_close(b);
+    for (int i = 0; i < 10 && !s.p.rc; i++)
+        end_step(&s.p);
+    assert_int_equal(s.p.rc, BATON_ERR_PEER);
+    assert_int_equal(s.p.ends[0], 1);
+    assert_int_equal(s.p.why[0].code, BATON_ERR_PEER);
+    scene_close(&s);
+
+    test_ok(handoff_link_pair(&a, &b, &e), &e); /* neither end was taken: nothing leaks */
+    handoff_link_close(b);
+    handoff_link_close(a);
+    handoff_link_close(NULL);
+}
+
 static void test_many(void **state)
 {
     struct scene s;
@@ -474,6 +514,7 @@ int main(void)
         cmocka_unit_test(test_death),
         cmocka_unit_test(test_heartbeats),
         cmocka_unit_test(test_descriptors),
+        cmocka_unit_test(test_link),
         cmocka_unit_test(test_usage),
         cmocka_unit_test(test_logits_missing),
         cmocka_unit_test(test_many),

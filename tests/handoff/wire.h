@@ -75,7 +75,7 @@ static inline uint8_t *wire_frame(struct wire *w, uint8_t type, uint64_t request
     wire_seal(h);
     if (n_control)
         memcpy(h + 48, control, n_control);
-    if (n_payload)
+    if (payload)
         memcpy(h + 48 + n_control, payload, n_payload);
     w->n += 48 + (size_t)n_control + n_payload;
     return h;

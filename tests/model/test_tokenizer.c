@@ -223,7 +223,7 @@ static void broken_bytes(void **state)
 
 static void bad_ids_are_refused(void **state)
 {
-    static const int32_t bad[] = {-1, 4085, INT32_MAX, INT32_MIN};
+    static const int32_t bad[] = {-1, -4085, INT32_MIN + 1, INT32_MIN};
     struct model_tokenizer *t = golden_tokenizer(0);
     struct model_detokenizer *d = NULL;
     struct baton_error e;
@@ -242,6 +242,39 @@ static void bad_ids_are_refused(void **state)
     }
     model_detokenizer_close(d);
     model_tokenizer_close(t);
+}
+
+/* The models' embeddings have more rows than their tokenizers ids: such an id is no text, also
+ * between the bytes of one character, and ends nothing. */
+static void ids_of_no_token_are_no_text(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_GOLDEN_FILES; i++) {
+        struct model_tokenizer *t = golden_tokenizer(i);
+        int32_t bytes[256], size = (int32_t)model_tokenizer_size(t);
+        byte_tokens(t, bytes);
+        int32_t ids[] = {size, bytes[0xED], size + 5, bytes[0x95], INT32_MAX, bytes[0x9C], size};
+        char *text = NULL;
+        size_t n = 0;
+        struct baton_error e;
+        test_ok(model_tokenizer_decode(t, ids, 7, false, &text, &n, &e), &e);
+        assert_string_equal(text, "\xED\x95\x9C");
+        free(text);
+        check_stream(t, ids, 7, false);
+        check_stream(t, ids, 1, true);
+        model_tokenizer_close(t);
+    }
+}
+
+static void ids_are_checked_against_a_vocabulary(void **state)
+{
+    static const int32_t ids[] = {0, 4095, 7, 4096, -3};
+    struct baton_error e;
+    (void)state;
+    test_ok(model_ids_check(ids, 3, 4096, &e), &e);
+    test_ok(model_ids_check(NULL, 0, 0, &e), &e);
+    test_fails(model_ids_check(ids, 5, 4096, &e), BATON_ERR_INPUT, "token id 4096", &e);
+    test_fails(model_ids_check(ids + 4, 1, 4096, &e), BATON_ERR_INPUT, "token id -3", &e);
 }
 
 /* ---- text ---------------------------------------------------------------------------------- */
@@ -679,6 +712,8 @@ int main(void)
         cmocka_unit_test(no_piece_ends_in_a_character),
         cmocka_unit_test(broken_bytes),
         cmocka_unit_test(bad_ids_are_refused),
+        cmocka_unit_test(ids_of_no_token_are_no_text),
+        cmocka_unit_test(ids_are_checked_against_a_vocabulary),
         cmocka_unit_test(invalid_utf8_is_named),
         cmocka_unit_test(long_texts),
         cmocka_unit_test(long_runs_of_marks),
