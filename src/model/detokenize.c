@@ -194,8 +194,8 @@ static int push_chain(struct model_detokenizer *d, const char *s, size_t n, stru
 
 /* ---- both ---------------------------------------------------------------------------------- */
 
-/* Appends to d->piece. An id that no token has is no text, as in the package: a gap, or a padding row
- * of an embedding that has more rows than the tokenizer ids. */
+/* Appends to d->piece. An id that no token has is no text, as in the package: a gap, or a padding
+ * row of an embedding that has more rows than the tokenizer ids. */
 static int push(struct model_detokenizer *d, int32_t id, struct baton_error *e)
 {
     const struct model_vocab *v = &d->t->vocab;
