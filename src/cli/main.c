@@ -24,9 +24,8 @@ static void usage(FILE *f)
     fputs("\n`baton COMMAND --help` shows a command's options and an example.\n", f);
 }
 
-int main(int argc, char **argv)
+static int command(int argc, char **argv)
 {
-    signal(SIGPIPE, SIG_IGN); /* a closed stdout or peer is an error value, not a death */
     if (argc < 2) {
         usage(stderr);
         return 2;
@@ -45,4 +44,16 @@ int main(int argc, char **argv)
     fprintf(stderr, "baton: no command '%s'\n\n", argv[1]);
     usage(stderr);
     return 2;
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN); /* a closed stdout or peer is an error value, not a death */
+    int rc = command(argc, argv);
+    /* A result that was not written is no success, whoever printed it. */
+    if (rc == 0 && (fflush(stdout) || ferror(stdout))) {
+        perror("baton: stdout");
+        rc = 3;
+    }
+    return rc;
 }

@@ -27,7 +27,7 @@ struct e2e_child {
     char out[64], err[64];
 };
 void e2e_start(struct e2e_child *c, const char *const *args);
-/* Wait for its end (at most 120 s, then a failure), fill r. */
+/* Wait for its end, fill r. One that has not ended after 20 minutes hangs, which is a failure. */
 void e2e_finish(struct e2e_child *c, struct e2e *r);
 
 /* "1,2,3" of ids; free(). */

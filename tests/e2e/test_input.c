@@ -2,6 +2,7 @@
 /* Bad usage and bad input: exit 2, one error that names the thing, nothing on stdout but, with
  * --json, an error document. */
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/e2e/e2e.h"
@@ -131,6 +132,37 @@ static void test_output(void **state)
            "--kv-save", "/nosuchdir/x");
 }
 
+/* What could not be printed was not done: stdout on a full disk is exit 3, with a message. */
+static void test_stdout(void **state)
+{
+    (void)state;
+    const char *const commands[] = {"--help",
+                                    "devices",
+                                    "model info -m '%s'",
+                                    "model hash -m '%s' --json",
+                                    "devices --json",
+                                    "run --help",
+                                    "model tokenize -m '%s' -p x",
+                                    "run -m '%s' --ids 1 -n 1",
+                                    "run -m '%s' --ids 1 -n 1 --json"};
+    const char *binary = getenv("BATON_BINARY"), *err = e2e_temp("stdout.err");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        char args[1400], cmd[1900], text[4000] = "";
+        snprintf(args, sizeof args, commands[i], tiny);
+        snprintf(cmd, sizeof cmd, "'%s' %s </dev/null >/dev/full 2>'%s'",
+                 binary ? binary : "build/baton", args, err);
+        int status = system(cmd);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 3)
+            fail_msg("%s: status %d", cmd, status);
+        FILE *f = fopen(err, "r");
+        assert_non_null(f);
+        size_t n = fread(text, 1, sizeof text - 1, f);
+        fclose(f);
+        if (!strstr(text, "stdout"))
+            fail_msg("%s: %.*s", cmd, (int)n, text);
+    }
+}
+
 /* What must work: help of every command, info, hash against sha256sum, tokenize round trip. */
 static void test_good(void **state)
 {
@@ -223,11 +255,11 @@ int main(void)
 {
     snprintf(tiny, sizeof tiny, "%s/qwen3-tiny", test_path("models"));
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usage),      cmocka_unit_test(test_prompt),
-        cmocka_unit_test(test_model),      cmocka_unit_test(test_broken_files),
-        cmocka_unit_test(test_memory),     cmocka_unit_test(test_output),
-        cmocka_unit_test(test_good),       cmocka_unit_test(test_pin),
-        cmocka_unit_test(test_padding_ids)};
+        cmocka_unit_test(test_usage),  cmocka_unit_test(test_prompt),
+        cmocka_unit_test(test_model),  cmocka_unit_test(test_broken_files),
+        cmocka_unit_test(test_memory), cmocka_unit_test(test_output),
+        cmocka_unit_test(test_stdout), cmocka_unit_test(test_good),
+        cmocka_unit_test(test_pin),    cmocka_unit_test(test_padding_ids)};
     int rc = cmocka_run_group_tests_name("e2e input", tests, NULL, NULL);
     e2e_temp_remove();
     return rc;
