@@ -140,6 +140,10 @@ struct baton_request_options {
                              tokens of this prompt: BATON_ERR_MISMATCH or _INPUT. The positions that
                              it holds are not computed again. It must stay as it is until the
                              request is closed */
+    bool local_prefill; /* consumer: where the handoff fails before COMMIT (refused, torn, a digest
+                             that differs, a producer that died or gave up) compute the prompt here,
+                             in fresh pages, and go on; the stats say so. Without it: an error. Needs
+                             a device that can prefill. baton_cancel is obeyed in either case */
 };
 
 struct baton_token {
@@ -186,11 +190,13 @@ struct baton_stats {
     int32_t global_first, global_last; /* positions that the slots hold; -1 = no such layers */
     int32_t local_first, local_last;
     char digest[65];  /* SHA-256 over all slot digests, hex; "off"; "" where native */
-    char verdict[32]; /* "verified", "off", "failed: ...", "" where native */
+    char verdict[32]; /* "verified", "off", "failed: CODE", "local-prefill: CODE" where the prompt
+                         was computed at the consumer instead, "" where native */
     uint64_t kv_bytes, weights_bytes;
     uint32_t steps_by_lanes[9]; /* decode steps of this request by active lanes */
     uint32_t prefilled_tokens;  /* of the prompt, so far: a progress bar's figure */
     uint32_t loaded_tokens;     /* of these, taken from kv_load */
+    char reason[252];           /* why, where the verdict is "failed" or "local-prefill"; else "" */
 };
 int baton_request_stats(struct baton_request *r, struct baton_stats *out);
 

@@ -30,6 +30,8 @@ static const char help[] =
     "                        (default whole)\n"
     "  --transport inproc|tcp        how the KV travels (default tcp)\n"
     "  --digest on|off       slot digests (default on)\n"
+    "  --on-handoff-failure fail|local-prefill   where the KV does not arrive whole: an error\n"
+    "                        (default), or the decode side computes the prompt itself\n"
     "  --ctx N               positions to keep room for (default: what the request needs)\n"
     "  --threads N           compute threads a process (default: one a core)\n"
     "  --cpus LIST           run on these CPUs only, e.g. 0,2-3\n"
@@ -136,6 +138,15 @@ static int parse_digest(const char *value, struct run_args *a, struct baton_erro
     return rc;
 }
 
+static int parse_policy(const char *value, struct run_args *a, struct baton_error *e)
+{
+    static const char *const words[] = {"fail", "local-prefill", NULL};
+    int word = 0;
+    int rc = cli_parse_word("--on-handoff-failure", value, words, &word, e);
+    a->local_prefill = word == 1;
+    return rc;
+}
+
 /* Options that choose what is generated. Returns 1 where `opt` is none of them. */
 static int parse_generation(int opt, const char *v, struct run_args *a, struct baton_error *e)
 {
@@ -239,10 +250,7 @@ static int parse_option(int opt, const char *v, struct run_args *a, struct baton
         a->common.verbosity = -1;
         return 0;
     case OPT_ON_FAILURE:
-        if (!strcmp(v, "fail"))
-            return 0;
-        return base_fail(e, BATON_ERR_UNSUPPORTED, "--on-handoff-failure %.40s is not built yet",
-                         v);
+        return parse_policy(v, a, e);
     case OPT_ALLOW_WEIGHTS:
         return base_fail(e, BATON_ERR_UNSUPPORTED, "--allow-weights-mismatch is not built yet");
     case OPT_TRACE:

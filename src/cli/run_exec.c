@@ -176,6 +176,7 @@ static int open_request(struct run *x, enum baton_role role, struct way way,
         .want_logits = a->logits != NULL,
         .kv_save = role == BATON_PRODUCER ? NULL : a->kv_save,
         .kv_load = role == BATON_CONSUMER ? NULL : a->kv_load,
+        .local_prefill = role == BATON_CONSUMER && a->local_prefill,
     };
     int rc = baton_engine_open(x->model, &eo, engine, e);
     return rc ? rc : baton_submit(*engine, &ro, request, e);

@@ -24,7 +24,7 @@ struct run_args {
     float temperature, top_p, min_p;
     uint32_t top_k;
     uint64_t seed;
-    bool ignore_eos, no_digest;
+    bool ignore_eos, no_digest, local_prefill;
     int32_t *force; /* malloc'ed */
     size_t n_force;
     const char *logits, *kv_save, *kv_load;

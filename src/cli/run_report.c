@@ -47,11 +47,12 @@ static json_t *handoff_json(const struct run_args *a, const struct baton_stats *
 {
     if (a->mode == BATON_NATIVE)
         return json_null();
-    return json_pack("{s:i,s:i,s:I,s:i,s:{s:o,s:o},s:s,s:s}", "layers", (int)s->layers, "slots",
-                     (int)s->slots, "bytes", (json_int_t)s->bytes, "pieces", (int)s->pieces,
-                     "positions", "global", positions_json(s->global_first, s->global_last),
-                     "local", positions_json(s->local_first, s->local_last), "digest", s->digest,
-                     "verdict", s->verdict);
+    return json_pack("{s:i,s:i,s:I,s:i,s:{s:o,s:o},s:s,s:s,s:s*}", "layers", (int)s->layers,
+                     "slots", (int)s->slots, "bytes", (json_int_t)s->bytes, "pieces",
+                     (int)s->pieces, "positions", "global",
+                     positions_json(s->global_first, s->global_last), "local",
+                     positions_json(s->local_first, s->local_last), "digest", s->digest, "verdict",
+                     s->verdict, "reason", s->reason[0] ? s->reason : NULL);
 }
 
 static json_t *memory_json(const struct baton_stats *s)
@@ -155,6 +156,8 @@ void cli_run_report_text(const struct run_args *a, struct baton_model *bm,
                 cli_run_transport_names[a->transport]);
     if (a->mode != BATON_NATIVE && s->slots)
         print_handoff(c, s);
+    else if (s->reason[0])
+        fprintf(stderr, "handoff  %s: %s\n", s->verdict, s->reason);
     fprintf(stderr,
             "time     load %.0f ms, prefill %.1f ms for %u tokens (%.0f tokens/s), first "
             "token after %.1f ms\n",

@@ -130,7 +130,7 @@ void engine_consumer_start(struct baton_engine *en, struct engine_session *s)
     if (o)
         pair(en, s, o);
     else if (en->dead)
-        engine_session_over(en, s, BATON_FAILED, &en->dead_why);
+        engine_consumer_failed(en, s, &en->dead_why);
 }
 
 void engine_consumer_offered(struct baton_engine *en, struct engine_offer *o)
@@ -161,6 +161,33 @@ void engine_consumer_withdrawn(struct baton_engine *en, uint64_t serial)
         *p = o->next;
         free(o);
     }
+}
+
+/* ---- without the producer ----------------------------------------------------------------- */
+
+/* Nothing of the import is kept: what came was not proven. */
+static void start_over(struct baton_engine *en, struct engine_session *s,
+                       const struct baton_error *why)
+{
+    engine_session_drop_lane(en, s);
+    engine_session_drop_pages(en, s);
+    free(s->row);
+    s->row = NULL;
+    s->committed = false;
+    memset(&s->result, 0, sizeof s->result);
+    s->done = 0;
+    s->state = ENGINE_WAITING;
+    engine_session_judge(s, "local-prefill", why);
+    engine_request_publish(s->request, &s->stats);
+}
+
+void engine_consumer_failed(struct baton_engine *en, struct engine_session *s,
+                            const struct baton_error *why)
+{
+    if (why->code && s->request->ask.local_prefill)
+        start_over(en, s, why);
+    else
+        engine_session_over(en, s, BATON_FAILED, why);
 }
 
 /* ---- import ------------------------------------------------------------------------------- */
@@ -194,10 +221,13 @@ void engine_consumer_admit(struct baton_engine *en)
     struct engine_session *next;
     bool full = false; /* the oldest that waits for pages is served first */
     for (struct engine_session *s = en->sessions; s; s = next) {
+        const struct engine_ask *a = &s->request->ask;
         struct baton_error e;
         next = s->next;
-        if (s->state == ENGINE_PAIRED && !full) {
-            int rc = reserve(en, s, &e);
+        if ((s->state == ENGINE_PAIRED || s->state == ENGINE_WAITING) && !full) {
+            int rc = s->state == ENGINE_PAIRED
+                         ? reserve(en, s, &e)
+                         : engine_start_prefill(en, s, a->n_ids + a->max_tokens, &e);
             full = rc == BATON_ERR_BUSY;
             if (rc && !full)
                 engine_session_fail(en, s, &e);
@@ -249,7 +279,7 @@ void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
 {
     struct baton_error e;
     if (why->code) {
-        engine_session_over(en, s, BATON_FAILED, why);
+        engine_consumer_failed(en, s, why);
         return;
     }
     const struct handoff_commit *c = &s->result.commit;
@@ -258,7 +288,7 @@ void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
                   "the producer's COMMIT is missing, or has no row of %u logits, or "
                   "an argmax out of range",
                   en->vocab);
-        engine_session_over(en, s, BATON_FAILED, &e);
+        engine_consumer_failed(en, s, &e);
         return;
     }
     s->commit = *c;

@@ -86,7 +86,7 @@ struct engine_ask {
     uint32_t n_ids, n_force;
     uint32_t max_tokens, min_tokens;
     enum baton_mode mode;
-    bool ignore_eos, want_logits;
+    bool ignore_eos, want_logits, local_prefill;
     struct model_sampling sampling;
     char *kv_save;           /* NULL = no */
     struct kv_file *kv_load; /* checked against model and ids; NULL = no */
@@ -137,8 +137,8 @@ int engine_request_stats(struct baton_request *r, struct baton_stats *out);
 /* ---- sessions ----------------------------------------------------------------------------- */
 
 enum engine_state {
-    ENGINE_WAITING,   /* both, producer: for pages and a lane */
-    ENGINE_PREFILL,   /* both, producer: chunks run */
+    ENGINE_WAITING,   /* to prefill here: for pages and a lane */
+    ENGINE_PREFILL,   /* chunks run */
     ENGINE_PREFILLED, /* producer: pages lent until the peer acknowledged */
     ENGINE_UNPAIRED,  /* consumer: no offer yet */
     ENGINE_PAIRED,    /* consumer: offer accepted, waits for pages */
@@ -206,6 +206,9 @@ void engine_count_pages(struct baton_engine *en);
 /* The cache stands: save it where asked, choose token 1 from `row` (or from the commit where NULL)
  * and go on decoding. */
 void engine_session_begin(struct baton_engine *en, struct engine_session *s, const float *row);
+/* Into the stats: what became of the handoff and why. */
+void engine_session_judge(struct engine_session *s, const char *verdict,
+                          const struct baton_error *why);
 /* Choose the next token from a row of logits and hand it over. */
 void engine_session_choose(struct baton_engine *en, struct engine_session *s, const float *row);
 /* Give it up with a reason (code 0: cancelled here); the peer is told where there is one. */
@@ -352,6 +355,9 @@ void engine_consumer_offered(struct baton_engine *en, struct engine_offer *offer
 void engine_consumer_admit(struct baton_engine *en);
 void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
                            const struct baton_error *why);
+/* No KV will come for it: over, or a prefill here where it was asked for (code 0: cancelled). */
+void engine_consumer_failed(struct baton_engine *en, struct engine_session *s,
+                            const struct baton_error *why);
 /* An offer that waited is gone. */
 void engine_consumer_withdrawn(struct baton_engine *en, uint64_t serial);
 /* A request was given up before its offer came: refuse that one when it comes. */

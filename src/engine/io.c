@@ -49,6 +49,14 @@ static void tell(struct baton_engine *en, enum engine_kind kind, uint64_t id, ui
     base_queue_push_wait(en->inbox, &m);
 }
 
+/* A point at which tests stop or kill this process, or give the request up ("fail"). */
+static void point(struct baton_engine *en, uint64_t request, const char *name)
+{
+    static const struct baton_error why = {BATON_ERR_INTERNAL, "a probe point gave it up"};
+    if (base_probe(name))
+        handoff_abort(en->io.conn, request, &why);
+}
+
 /* ---- callbacks ---------------------------------------------------------------------------- */
 
 static bool room_for(const struct engine_io *io, uint32_t n_ids)
@@ -96,6 +104,7 @@ static void on_offer(void *ctx, const struct handoff_offer *o)
     mine->serial = ++io->serial;
     struct engine_message m = {.kind = ENGINE_OFFERED, .offer = mine};
     base_queue_push_wait(en->inbox, &m);
+    point(en, o->request, "consumer-offered");
 }
 
 static void on_reserve(void *ctx, uint64_t request, uint32_t held, bool wants_logits)
@@ -107,6 +116,7 @@ static void on_reserve(void *ctx, uint64_t request, uint32_t held, bool wants_lo
     entry->wants_logits = wants_logits;
     atomic_store(&entry->session->reserved, true);
     tell(en, ENGINE_RESERVED, request, entry->serial, NULL);
+    point(en, request, "producer-reserved");
 }
 
 /* The session is lent to this thread from RESERVE to ENDED: its result is written in place. */
@@ -125,6 +135,13 @@ static void on_commit(void *ctx, uint64_t request, const struct handoff_result *
     if (s->row)
         memcpy(s->row, c->logits, (size_t)en->vocab * sizeof *s->row);
     s->committed = true;
+    point(en, request, "consumer-committed");
+}
+
+static void on_piece(void *ctx, const struct handoff_moved *m)
+{
+    struct baton_engine *en = ctx;
+    point(en, m->request, en->role == BATON_PRODUCER ? "producer-piece" : "consumer-piece");
 }
 
 static void on_end(void *ctx, uint64_t request, const struct baton_error *why)
@@ -176,6 +193,8 @@ static void take_offer(struct baton_engine *en, const struct engine_message *m)
         return;
     if (rc)
         tell(en, ENGINE_ENDED, m->id, m->serial, &e);
+    else
+        point(en, m->id, "producer-offered");
 }
 
 /* What a request in progress asks for. A refusal of handoff's own is a reason to give it up. */
@@ -205,6 +224,10 @@ static void take_step(struct baton_engine *en, const struct engine_message *m)
     }
     if (rc && find_serial(io, m))
         handoff_abort(io->conn, m->id, &e);
+    else if (m->kind == ENGINE_COMMIT)
+        point(en, m->id, "producer-commit");
+    else if (m->kind == ENGINE_RESERVE)
+        point(en, m->id, "consumer-reserved");
 }
 
 static void take_messages(struct baton_engine *en)
@@ -271,6 +294,7 @@ int engine_io_open(struct baton_engine *en, int fd, struct baton_link *link, str
         .on_commit = on_commit,
         .on_reserve = on_reserve,
         .on_end = on_end,
+        .on_piece = on_piece,
         .ctx = en,
     };
     if (link) /* the public name of a transport's end */

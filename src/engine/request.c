@@ -71,6 +71,7 @@ static int copy_ask(struct engine_ask *a, const struct baton_request_options *o,
     a->mode = o->mode;
     a->ignore_eos = o->ignore_eos;
     a->want_logits = o->want_logits;
+    a->local_prefill = o->local_prefill;
     a->sampling = model_sampling_default();
     a->sampling.temperature = o->temperature;
     a->sampling.top_k = o->top_k;

@@ -58,7 +58,10 @@ static void session_ended(struct baton_engine *en, struct engine_session *s,
     engine_peer_error(en, why, &error);
     /* A cancel that came too late: the consumer has acknowledged. */
     bool acknowledged = en->role == BATON_PRODUCER && error.code == 0 && s->commit_sent;
-    if (s->state == ENGINE_CLOSING && !acknowledged)
+    bool given_up = s->state == ENGINE_CLOSING && !acknowledged;
+    if (given_up && en->role == BATON_CONSUMER)
+        engine_consumer_failed(en, s, &s->why);
+    else if (given_up)
         engine_session_over(en, s, BATON_FAILED, &s->why);
     else if (en->role == BATON_CONSUMER)
         engine_consumer_ended(en, s, &error);
@@ -75,7 +78,7 @@ static void peer_died(struct baton_engine *en, const struct baton_error *why)
     for (struct engine_session *s = en->sessions; s; s = next) {
         next = s->next;
         if (s->state == ENGINE_UNPAIRED)
-            engine_session_over(en, s, BATON_FAILED, &en->dead_why);
+            engine_consumer_failed(en, s, &en->dead_why);
     }
 }
 

@@ -48,6 +48,10 @@ static int check(const struct baton_engine *en, const struct baton_request_optio
         return base_fail(
             e, BATON_ERR_USAGE,
             "a consumer gets its cache from the producer: the producer loads the file");
+    if (en->role == BATON_CONSUMER && o->local_prefill &&
+        !device_caps(en->binding->device)->prefill)
+        return base_fail(e, BATON_ERR_UNSUPPORTED, "device %s can't prefill",
+                         device_caps(en->binding->device)->name);
     if (en->role == BATON_PRODUCER && o->kv_save)
         return base_fail(e, BATON_ERR_USAGE, "a producer does not save: the consumer does");
     int rc = check_room(en, o, e);
@@ -241,6 +245,14 @@ void engine_session_drop_lane(struct baton_engine *en, struct engine_session *s)
 
 /* ---- the end ------------------------------------------------------------------------------ */
 
+void engine_session_judge(struct engine_session *s, const char *verdict,
+                          const struct baton_error *why)
+{
+    snprintf(s->stats.verdict, sizeof s->stats.verdict, "%s: %.16s", verdict,
+             base_code_name(why->code));
+    snprintf(s->stats.reason, sizeof s->stats.reason, "%s", why->text);
+}
+
 static void unlink_session(struct baton_engine *en, struct engine_session *s)
 {
     struct engine_session **p = &en->sessions;
@@ -262,8 +274,7 @@ void engine_session_over(struct baton_engine *en, struct engine_session *s,
         base_fail(&error, BATON_ERR_CANCELLED, "request %llu was cancelled",
                   (unsigned long long)s->request->ask.id);
     if (error.code && en->role != BATON_BOTH && !s->stats.verdict[0])
-        snprintf(s->stats.verdict, sizeof s->stats.verdict, "failed: %.20s",
-                 base_code_name(error.code));
+        engine_session_judge(s, "failed", &error);
     s->stats.finish = finish;
     unlink_session(en, s);
     engine_session_drop_lane(en, s);

@@ -129,8 +129,10 @@ static int conn_write(struct handoff_conn *c, struct baton_error *e)
         c->last_out_ns = base_now_ns();
         if (c->written ==
             HANDOFF_HEADER + (size_t)c->writing->header.control + c->writing->header.payload) {
-            free(c->writing);
+            struct handoff_out *f = c->writing;
             c->writing = NULL;
+            handoff_piece_sent(c, f);
+            free(f);
         }
     }
     return 0;

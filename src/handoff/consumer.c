@@ -200,6 +200,7 @@ static int take_layer(struct handoff_conn *c, struct handoff_request *r, const u
     if (r->pieces++ == 0)
         r->first_byte_ns = c->in_began_ns;
     r->bytes += c->in.payload;
+    handoff_piece_placed(c, r, &p, t1);
     return 0;
 }
 

@@ -81,6 +81,18 @@ struct handoff_result {
     bool digested;
 };
 
+/* A piece of a slot that left or arrived, with the CLOCK_MONOTONIC of its stations. */
+struct handoff_moved {
+    uint64_t request;
+    uint32_t layer, which; /* enum kv_which */
+    uint32_t first, count; /* positions */
+    uint64_t bytes;
+    uint64_t begin_ns;    /* producer: packing begins. consumer: its first byte came */
+    uint64_t digested_ns; /* producer: packed and digested. consumer: digested */
+    uint64_t moved_ns;    /* producer: its last byte was written. consumer: its last byte came */
+    uint64_t placed_ns;   /* consumer: in the lent pages. producer: 0 */
+};
+
 struct handoff_callbacks {
     /* consumer */
     void (*on_offer)(void *ctx, const struct handoff_offer *o);
@@ -89,6 +101,8 @@ struct handoff_callbacks {
     void (*on_reserve)(void *ctx, uint64_t request, uint32_t held, bool wants_logits);
     /* both: the request is over on this end. code 0 = acknowledged. */
     void (*on_end)(void *ctx, uint64_t request, const struct baton_error *why);
+    /* both, may be NULL: a piece was sent whole, or is in its place */
+    void (*on_piece)(void *ctx, const struct handoff_moved *m);
     void *ctx; /* a callback may be NULL where its role never calls it */
 };
 

@@ -287,6 +287,7 @@ struct handoff_conn {
     struct handoff_out *writing;
     size_t written;
     struct handoff_buffer stage; /* payload of the frame under way */
+    uint64_t stage_began_ns, staged_ns;
     uint64_t out_sequence;
     /* requests */
     struct handoff_request *requests;
@@ -313,5 +314,12 @@ int handoff_consumer_take(struct handoff_conn *c, struct handoff_request *r, con
 struct handoff_out *handoff_producer_next(struct handoff_conn *c);
 /* true while handoff_producer_next would find something. */
 bool handoff_producer_ready(const struct handoff_conn *c);
+
+/* piece.c: tell the owner who asked to know (on_piece). A frame was written whole; `c` does not
+ * hold it any more, and its request may end here. */
+void handoff_piece_sent(struct handoff_conn *c, const struct handoff_out *f);
+/* A piece of the frame just read is in its place; `r` may end here. */
+void handoff_piece_placed(struct handoff_conn *c, const struct handoff_request *r,
+                          const struct handoff_piece *p, uint64_t digested_ns);
 
 #endif

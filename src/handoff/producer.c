@@ -273,6 +273,7 @@ static int piece_stage(struct handoff_conn *c, struct handoff_request *r, uint32
     uint32_t first = r->slots[slot].next;
     size_t bytes = kv_piece_bytes(g->dtype, g->kv_heads, g->head_dim, end - first);
     struct baton_kv_layout layout;
+    c->stage_began_ns = base_now_ns();
     int rc = handoff_buffer_fit(&c->stage, bytes, e);
     if (rc)
         return rc;
@@ -291,6 +292,7 @@ static int piece_stage(struct handoff_conn *c, struct handoff_request *r, uint32
     f->payload = c->stage.data;
     f->header.payload = (uint32_t)bytes;
     f->header.flags = r->digest ? 0 : HANDOFF_FLAG_PAYLOAD;
+    c->staged_ns = base_now_ns();
     r->pieces++;
     r->bytes += bytes;
     *out = f;
