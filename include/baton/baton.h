@@ -140,10 +140,10 @@ struct baton_request_options {
                              tokens of this prompt: BATON_ERR_MISMATCH or _INPUT. The positions that
                              it holds are not computed again. It must stay as it is until the
                              request is closed */
-    bool local_prefill; /* consumer: where the handoff fails before COMMIT (refused, torn, a digest
-                             that differs, a producer that died or gave up) compute the prompt here,
-                             in fresh pages, and go on; the stats say so. Without it: an error. Needs
-                             a device that can prefill. baton_cancel is obeyed in either case */
+    bool local_prefill;   /* consumer: where the handoff fails before COMMIT (refused, torn, a
+                             digest that differs, a producer that died or gave up), compute the
+                             prompt here, in fresh pages, and go on; the stats say so. Without it:
+                             an error. Needs a device that can prefill */
 };
 
 struct baton_token {

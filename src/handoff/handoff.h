@@ -101,9 +101,9 @@ struct handoff_callbacks {
     void (*on_reserve)(void *ctx, uint64_t request, uint32_t held, bool wants_logits);
     /* both: the request is over on this end. code 0 = acknowledged. */
     void (*on_end)(void *ctx, uint64_t request, const struct baton_error *why);
+    void *ctx; /* a callback may be NULL where its role never calls it */
     /* both, may be NULL: a piece was sent whole, or is in its place */
     void (*on_piece)(void *ctx, const struct handoff_moved *m);
-    void *ctx; /* a callback may be NULL where its role never calls it */
 };
 
 struct handoff_options {
