@@ -2,9 +2,11 @@
 /* run: load once, fork, pull tokens. */
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -21,6 +23,11 @@ struct run {
     struct baton_model *model;
     struct run_result *result;
     struct cli_progress progress;
+    /* How far a prefill is that another engine makes: a word shared with its process, or its
+     * request in this one. Only the side that prints the text draws the bar, so that neither wipes
+     * the other out. NULL = made here, or nobody looks. */
+    _Atomic uint32_t *prefilled;
+    struct baton_request *producer;
     uint64_t request_id;
     uint32_t ctx, max_tokens;
 };
@@ -182,17 +189,27 @@ static int open_request(struct run *x, enum baton_role role, struct way way,
     return rc ? rc : baton_submit(*engine, &ro, request, e);
 }
 
-/* baton_next with a progress bar of the prefill while there is nothing to return. */
+enum { LOOK_NS = 100000000 };
+
+static uint32_t prefilled_tokens(struct baton_request *request)
+{
+    struct baton_stats s = {.struct_size = sizeof s};
+    baton_request_stats(request, &s);
+    return s.prefilled_tokens;
+}
+
+/* baton_next with a progress bar of the prefill until the first token comes. It moves by chunks. */
 static int next_token(struct run *x, struct baton_request *request, struct baton_token *token,
                       struct baton_error *e)
 {
-    enum { LOOK_NS = 100000000 };
-    struct baton_stats s = {.struct_size = sizeof s};
     int rc;
     while ((rc = baton_next(request, token, LOOK_NS, e)) == BATON_ERR_TIMEOUT) {
-        baton_request_stats(request, &s);
-        if (s.prefilled_tokens && s.prefilled_tokens < s.prompt_tokens)
-            cli_progress_draw(&x->progress, "prefill", s.prefilled_tokens, s.prompt_tokens);
+        if (x->result->n_ids)
+            continue;
+        uint32_t done = x->prefilled ? atomic_load(x->prefilled)
+                                     : prefilled_tokens(x->producer ? x->producer : request);
+        if (done < x->result->n_prompt)
+            cli_progress_draw(&x->progress, "prefill", done, x->result->n_prompt);
     }
     return rc;
 }
@@ -208,14 +225,18 @@ static int produce(void *ctx, int fd)
     struct baton_token token;
     struct baton_error e = {0};
     int rc = open_request(x, BATON_PRODUCER, (struct way){.fd = fd}, &engine, &request, &e);
-    if (!rc)
-        rc = next_token(x, request, &token, &e);
-    cli_progress_end(&x->progress);
+    while (!rc && (rc = baton_next(request, &token, LOOK_NS, &e)) == BATON_ERR_TIMEOUT) {
+        if (x->prefilled)
+            atomic_store(x->prefilled, prefilled_tokens(request));
+        rc = 0;
+    }
     if (rc == 0) {
         baton_request_close(request);
         baton_engine_close(engine);
         return 0;
     }
+    x->progress.shown = x->progress.on; /* the other process may have drawn */
+    cli_progress_end(&x->progress);
     if (rc != BATON_ERR_CANCELLED)
         fprintf(stderr, "baton: producer: %s\n", e.text);
     return cli_exit_code(rc);
@@ -301,6 +322,7 @@ static int consume(struct run *x, struct way way, struct baton_error *e)
         if (interrupted)
             baton_cancel(request);
         rc = pull(x, request, d, e);
+        cli_progress_end(&x->progress);
         interrupt_target = NULL;
         x->result->stats.struct_size = sizeof x->result->stats;
         baton_request_stats(request, &x->result->stats);
@@ -329,6 +351,7 @@ static int consume_inproc(struct run *x, struct baton_error *e)
         return rc;
     rc = open_request(x, BATON_PRODUCER, (struct way){.fd = -1, .link = ends[0]}, &engine, &request,
                       e);
+    x->producer = request;
     if (rc)
         baton_link_close(ends[1]);
     else
@@ -385,11 +408,28 @@ static int load(struct run *x, struct baton_error *e)
     return rc;
 }
 
+/* Two processes, and consume in this one. */
+static int consume_forked(struct run *x, struct baton_error *e)
+{
+    struct run_pair pair = {.fd = -1};
+    void *page = MAP_FAILED; /* without it there is no bar */
+    if (x->progress.on)
+        page = mmap(NULL, sizeof *x->prefilled, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                    -1, 0);
+    x->prefilled = page == MAP_FAILED ? NULL : page;
+    int rc = cli_run_pair_fork(x->args, produce, x, &pair, e);
+    if (!rc)
+        rc = consume(x, (struct way){.fd = pair.fd}, e);
+    cli_run_pair_end(&pair, rc != 0, e);
+    if (x->prefilled)
+        munmap(page, sizeof *x->prefilled);
+    return rc;
+}
+
 int cli_run_execute(const struct run_args *a, struct baton_model **model, struct run_result *r,
                     struct baton_error *e)
 {
     struct run x = {.args = a, .result = r};
-    struct run_pair pair = {.fd = -1};
     cli_progress_init(&x.progress, &a->common);
     int rc = load(&x, e);
     *model = x.model;
@@ -400,12 +440,10 @@ int cli_run_execute(const struct run_args *a, struct baton_model **model, struct
         sigaction(SIGINT, &sa, NULL);
         sigaction(SIGTERM, &sa, NULL);
     }
-    bool inproc = a->mode != BATON_NATIVE && a->transport == RUN_INPROC;
-    if (!rc && a->mode != BATON_NATIVE && !inproc)
-        rc = cli_run_pair_fork(a, produce, &x, &pair, e);
     if (!rc)
-        rc = inproc ? consume_inproc(&x, e) : consume(&x, (struct way){.fd = pair.fd}, e);
-    cli_run_pair_end(&pair, rc != 0, e);
+        rc = a->mode == BATON_NATIVE      ? consume(&x, (struct way){.fd = -1}, e)
+             : a->transport == RUN_INPROC ? consume_inproc(&x, e)
+                                          : consume_forked(&x, e);
     return rc;
 }
 
