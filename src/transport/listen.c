@@ -153,12 +153,15 @@ static int listen_unix(struct transport_listener *l, const char *address, const 
 
 static unsigned bound_port(int fd)
 {
-    struct sockaddr_storage sa = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } sa = {.v6 = {0}};
     socklen_t n = sizeof sa;
-    if (getsockname(fd, (struct sockaddr *)&sa, &n) != 0)
+    if (getsockname(fd, &sa.any, &n) != 0)
         return 0;
-    return ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
-                                          : ((struct sockaddr_in *)&sa)->sin_port);
+    return ntohs(sa.any.sa_family == AF_INET6 ? sa.v6.sin6_port : sa.v4.sin_port);
 }
 
 static int listen_tcp(struct transport_listener *l, const char *address, struct baton_error *e)

@@ -27,7 +27,7 @@ static int accept_from(int listener, const struct sockaddr_in *wanted)
 int transport_tcp_pair(int fds[2], struct baton_error *e)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct sockaddr_in mine;
+    struct sockaddr_in mine = {0};
     socklen_t n = sizeof at, mine_n = sizeof mine;
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int a = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), b = -1;
