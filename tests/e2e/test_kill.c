@@ -3,6 +3,8 @@
  * left. "Within 2 s" is a promise to users; here the survivor's own end is what is waited for. */
 #include <dirent.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/e2e/e2e.h"
@@ -122,6 +124,36 @@ static void test_kill_consumer(void **state)
     }
 }
 
+/* The consumer dies in a state that is chosen, not met by chance: its producer, an orphan that this
+ * process inherits, ends by itself. */
+static void test_kill_consumer_states(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"consumer-offered=kill", "consumer-reserved=kill",
+                                         "consumer-piece=kill", "consumer-piece@31=kill",
+                                         "consumer-committed=kill"};
+    char dir[1100];
+    snprintf(dir, sizeof dir, "%s/gemma3-tiny", test_path("models"));
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    for (size_t i = 0; i < 2 * (sizeof points / sizeof *points); i++) {
+        const char *args[] = {"run", "-m", dir,  "-p",     "The quick brown fox",
+                              "-n",  "9",  "-q", "--mode", i % 2 ? "whole" : "stream",
+                              NULL};
+        struct e2e r;
+        setenv("BATON_PROBE", points[i / 2], 1);
+        e2e_expect(&r, 128 + SIGKILL, args);
+        unsetenv("BATON_PROBE");
+        e2e_free(&r);
+        int status = 0, waited = 0;
+        while (waitpid(-1, &status, WNOHANG) == 0 && waited++ < 30000)
+            pause_ms(1);
+        if (waited >= 30000)
+            fail_msg("%s: the producer did not end", points[i / 2]);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) != 0);
+    }
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
+}
+
 /* Ctrl-C: the terminal sends it to both. */
 static void test_interrupt(void **state)
 {
@@ -145,9 +177,9 @@ static void test_interrupt(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kill_producer),
-                                       cmocka_unit_test(test_kill_consumer),
-                                       cmocka_unit_test(test_interrupt)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kill_producer), cmocka_unit_test(test_kill_consumer),
+        cmocka_unit_test(test_kill_consumer_states), cmocka_unit_test(test_interrupt)};
     int rc = cmocka_run_group_tests_name("e2e kill", tests, NULL, NULL);
     e2e_temp_remove();
     return rc;
