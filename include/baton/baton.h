@@ -97,6 +97,9 @@ struct baton_engine_options {
                            successful open on. Ignored for BATON_BOTH */
     bool no_digest;     /* skip slot digests; the record then says "off" */
     struct baton_link *link; /* the other role is in this process: instead of peer_fd */
+    const void *key; /* shared with the other role, 16 to 4096 bytes, copied: neither talks to
+                                a peer that does not prove that it has it. NULL = none */
+    size_t key_bytes;
 };
 int baton_engine_open(struct baton_model *m, const struct baton_engine_options *o,
                       struct baton_engine **out, struct baton_error *e);

@@ -221,6 +221,16 @@ void base_sha256_final(struct base_sha256 *s, uint8_t out[32]);
 void base_sha256(const void *data, size_t n, uint8_t out[32]);
 /* HMAC-SHA-256. */
 void base_hmac(const void *key, size_t key_n, const void *data, size_t n, uint8_t out[32]);
+/* The same, streaming. One that was only initialised is a key made ready: copies of it authenticate
+ * one message each. Holds secrets: base_forget it. */
+struct base_hmac {
+    struct base_sha256 inner, outer;
+};
+void base_hmac_init(struct base_hmac *h, const void *key, size_t key_n);
+void base_hmac_update(struct base_hmac *h, const void *data, size_t n);
+void base_hmac_final(struct base_hmac *h, uint8_t out[32]); /* forgets *h */
+/* Overwrite a secret; never optimised away. */
+void base_forget(void *p, size_t n);
 /* Constant-time comparison; true = equal. */
 bool base_equal_secret(const void *a, const void *b, size_t n);
 /* n bytes from the kernel's generator. */

@@ -46,29 +46,50 @@ void base_sha256(const void *data, size_t n, uint8_t out[32])
 }
 
 /* RFC 2104: H(K ^ opad, H(K ^ ipad, text)), K hashed first where it is longer than a block. */
-void base_hmac(const void *key, size_t key_n, const void *data, size_t n, uint8_t out[32])
+void base_hmac_init(struct base_hmac *h, const void *key, size_t key_n)
 {
-    uint8_t k[BLOCK] = {0}, pad[BLOCK], inner[32];
-    struct base_sha256 s;
+    uint8_t k[BLOCK] = {0}, pad[BLOCK];
     if (key_n > BLOCK)
         base_sha256(key, key_n, k);
     else if (key_n)
         memcpy(k, key, key_n);
     for (int i = 0; i < BLOCK; i++)
         pad[i] = k[i] ^ 0x36;
-    base_sha256_init(&s);
-    base_sha256_update(&s, pad, BLOCK);
-    base_sha256_update(&s, data, n);
-    base_sha256_final(&s, inner);
+    base_sha256_init(&h->inner);
+    base_sha256_update(&h->inner, pad, BLOCK);
     for (int i = 0; i < BLOCK; i++)
         pad[i] = k[i] ^ 0x5c;
-    base_sha256_init(&s);
-    base_sha256_update(&s, pad, BLOCK);
-    base_sha256_update(&s, inner, sizeof inner);
-    base_sha256_final(&s, out);
+    base_sha256_init(&h->outer);
+    base_sha256_update(&h->outer, pad, BLOCK);
     OPENSSL_cleanse(k, sizeof k);
     OPENSSL_cleanse(pad, sizeof pad);
-    OPENSSL_cleanse(&s, sizeof s);
+}
+
+void base_hmac_update(struct base_hmac *h, const void *data, size_t n)
+{
+    base_sha256_update(&h->inner, data, n);
+}
+
+void base_hmac_final(struct base_hmac *h, uint8_t out[32])
+{
+    uint8_t inner[32];
+    base_sha256_final(&h->inner, inner);
+    base_sha256_update(&h->outer, inner, sizeof inner);
+    base_sha256_final(&h->outer, out);
+    OPENSSL_cleanse(h, sizeof *h);
+}
+
+void base_hmac(const void *key, size_t key_n, const void *data, size_t n, uint8_t out[32])
+{
+    struct base_hmac h;
+    base_hmac_init(&h, key, key_n);
+    base_hmac_update(&h, data, n);
+    base_hmac_final(&h, out);
+}
+
+void base_forget(void *p, size_t n)
+{
+    OPENSSL_cleanse(p, n);
 }
 
 bool base_equal_secret(const void *a, const void *b, size_t n)

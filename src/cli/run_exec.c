@@ -29,6 +29,7 @@ struct run {
     _Atomic uint32_t *prefilled;
     struct baton_request *producer;
     uint64_t request_id;
+    uint8_t key[32]; /* of the handoff, for this run alone: made before the fork */
     uint32_t ctx, max_tokens;
 };
 
@@ -163,6 +164,8 @@ static int open_request(struct run *x, enum baton_role role, struct way way,
         .threads = a->threads,
         .peer_fd = way.fd,
         .link = way.link,
+        .key = x->key,
+        .key_bytes = sizeof x->key,
         .no_digest = a->no_digest,
     };
     struct baton_request_options ro = {
@@ -435,6 +438,8 @@ int cli_run_execute(const struct run_args *a, struct baton_model **model, struct
     *model = x.model;
     if (!rc)
         rc = base_random(&x.request_id, sizeof x.request_id, e);
+    if (!rc)
+        rc = base_random(x.key, sizeof x.key, e);
     if (!rc) {
         struct sigaction sa = {.sa_handler = on_interrupt};
         sigaction(SIGINT, &sa, NULL);

@@ -160,7 +160,7 @@ static int open_peer(struct baton_engine *en, const struct baton_engine_options 
     int fd = o->link ? -1 : fcntl(o->peer_fd, F_DUPFD_CLOEXEC, 0);
     if (!o->link && fd < 0)
         return base_fail_errno(e, BATON_ERR_IO, errno, "peer_fd %d", o->peer_fd);
-    int rc = engine_io_open(en, fd, o->link, e);
+    int rc = engine_io_open(en, fd, o, e);
     if (rc) {
         if (fd >= 0)
             close(fd);

@@ -277,8 +277,10 @@ struct engine_io {
     struct baton_error why;
 };
 
-/* The connection, over `fd`, which is its own on success, or over `link` where that is not NULL. */
-int engine_io_open(struct baton_engine *en, int fd, struct baton_link *link, struct baton_error *e);
+/* The connection, over `fd`, which is its own on success, or over the options' link where that is
+ * not NULL. */
+int engine_io_open(struct baton_engine *en, int fd, const struct baton_engine_options *o,
+                   struct baton_error *e);
 void engine_io_close(struct baton_engine *en); /* after its thread ended; half-built is fine */
 void *engine_io_thread(void *engine);
 

@@ -286,9 +286,14 @@ static void flush(struct baton_engine *en)
     }
 }
 
-int engine_io_open(struct baton_engine *en, int fd, struct baton_link *link, struct baton_error *e)
+int engine_io_open(struct baton_engine *en, int fd, const struct baton_engine_options *eo,
+                   struct baton_error *e)
 {
-    const struct handoff_options o = {.producer = en->role == BATON_PRODUCER};
+    const struct handoff_options o = {
+        .producer = en->role == BATON_PRODUCER,
+        .key = eo->key,
+        .key_bytes = eo->key_bytes,
+    };
     const struct handoff_callbacks cb = {
         .on_offer = on_offer,
         .on_commit = on_commit,
@@ -297,8 +302,8 @@ int engine_io_open(struct baton_engine *en, int fd, struct baton_link *link, str
         .on_piece = on_piece,
         .ctx = en,
     };
-    if (link) /* the public name of a transport's end */
-        return handoff_conn_open((struct transport *)link, &o, &cb, &en->io.conn, e);
+    if (eo->link) /* the public name of a transport's end */
+        return handoff_conn_open((struct transport *)eo->link, &o, &cb, &en->io.conn, e);
     return handoff_conn_open_fd(fd, &o, &cb, &en->io.conn, e);
 }
 

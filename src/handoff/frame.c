@@ -85,7 +85,8 @@ static int header_bounds(const struct handoff_header *h, bool from_producer, str
         return base_fail(e, BATON_ERR_PEER, "%s with a payload of %u bytes", name, h->payload);
     if (!types[h->type].of_request && h->request)
         return base_fail(e, BATON_ERR_PEER, "%s for a request", name);
-    if (h->flags & ~HANDOFF_FLAG_PAYLOAD || (h->flags && !h->payload))
+    if (h->flags & ~(HANDOFF_FLAG_PAYLOAD | HANDOFF_FLAG_TAG) ||
+        (h->flags & HANDOFF_FLAG_PAYLOAD && !h->payload))
         return base_fail(e, BATON_ERR_PEER, "%s with flags 0x%02x", name, h->flags);
     return 0;
 }

@@ -15,6 +15,10 @@
  * that arrives wrong (digest, position, count) ends its request alone, with BATON_ERR_INTEGRITY.
  * BATON_ERR_PEER after silence of `dead_ns`.
  *
+ * With a key (handoff_options) both ends prove that they have it before either says anything else,
+ * and every frame carries a tag: nothing can be forged, changed, replayed, reflected or reordered by
+ * one who has not the key. Nothing is encrypted.
+ *
  * Threads: one thread at a time. Callbacks run inside step, abort, refuse and close, and may call
  * any function of this header but step and close.
  */
@@ -27,6 +31,7 @@
 
 struct pollfd;
 struct transport;
+struct transport_listener;
 struct handoff_conn;
 
 #define HANDOFF_MAX_IDS (1u << 20)
@@ -111,7 +116,27 @@ struct handoff_options {
     uint64_t heartbeat_ns; /* 0 = 1 s, or a quarter of dead_ns where that is less */
     uint64_t dead_ns;      /* 0 = 10 s; at least twice this end's heartbeat_ns, and more than the
                               peer's. Counted from the first step on, while this end is stepped */
+    /* A secret of both ends, copied; NULL = none. HANDOFF_MIN_KEY to HANDOFF_MAX_KEY bytes. A peer
+     * with another, or without, is refused; so is one with a key where this end has none. */
+    const void *key;
+    size_t key_bytes;
+    /* The tag of a frame covers its payload too, not the digests and checks over it alone: against
+     * one who can change the stream on its way and looks for collisions of XXH3. Costs a SHA-256
+     * over every payload byte at both ends; on as soon as one end asks for it. Needs a key. */
+    bool tag_payload;
 };
+
+#define HANDOFF_MIN_KEY 16u
+#define HANDOFF_MAX_KEY 4096u
+
+/* Read a key from a file: all of it but a newline at the end. BATON_ERR_INPUT where its size is not
+ * possible or everybody may read or write it. The caller forgets it (base_forget). */
+int handoff_key_read(const char *path, uint8_t key[HANDOFF_MAX_KEY], size_t *n,
+                     struct baton_error *e);
+/* Listen for peers (transport.h has the addresses and the rest of a listener). BATON_ERR_USAGE
+ * where the address can be reached from other machines and the options have no key. */
+int handoff_listen(const char *address, const struct handoff_options *o,
+                   struct transport_listener **out, struct baton_error *e);
 
 /* Takes the transport over (closed with the connection). HELLO is exchanged by the first steps. */
 int handoff_conn_open(struct transport *t, const struct handoff_options *o,

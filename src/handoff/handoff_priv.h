@@ -5,7 +5,10 @@
  * offer.c    the body of OFFER, geometry and identity
  * request.c  the table of requests and how one ends
  * producer.c consumer.c  the two halves of the protocol
- * conn.c     input, output, HELLO, heartbeats, death
+ * conn.c     HELLO, heartbeats, life and death of a connection
+ * in.c out.c its frames, from bytes and to bytes
+ * auth.c     session keys and the tags of frames
+ * key.c fd.c keys from files; listeners, descriptors and links for rooms that know no transports
  */
 #ifndef HANDOFF_HANDOFF_PRIV_H
 #define HANDOFF_HANDOFF_PRIV_H
@@ -41,6 +44,8 @@ enum handoff_type {
 };
 
 #define HANDOFF_FLAG_PAYLOAD 1u /* body_check covers the payload too */
+#define HANDOFF_FLAG_TAG 2u     /* a tag follows the payload */
+#define HANDOFF_TAG 16u         /* bytes of it */
 
 struct handoff_header {
     uint16_t version;
@@ -96,6 +101,11 @@ static inline uint64_t handoff_get64(const uint8_t *p)
     return handoff_get32(p) | (uint64_t)handoff_get32(p + 4) << 32;
 }
 
+static inline size_t handoff_tag_bytes(const struct handoff_header *h)
+{
+    return h->flags & HANDOFF_FLAG_TAG ? HANDOFF_TAG : 0;
+}
+
 const char *handoff_type_name(unsigned type);
 /* Write the header, its check included; body_check must be set. */
 void handoff_header_write(uint8_t raw[HANDOFF_HEADER], const struct handoff_header *h);
@@ -109,7 +119,7 @@ uint64_t handoff_body_check(unsigned flags, const uint8_t *control, size_t contr
 struct handoff_hello {
     uint16_t min_version, max_version;
     uint32_t role; /* 1 producer, 2 consumer */
-    uint32_t auth; /* how frames are authenticated; 0 = not at all */
+    uint32_t auth; /* enum handoff_auth_level */
     uint64_t heartbeat_ns, dead_ns;
     uint8_t nonce[32];
 };
@@ -245,6 +255,37 @@ void handoff_request_finished(struct handoff_conn *c, struct handoff_request *r,
 /* End all, free all. */
 void handoff_request_end_all(struct handoff_conn *c, const struct baton_error *why);
 
+/* ---- authentication ------------------------------------------------------------------------- */
+
+enum handoff_auth_level {
+    HANDOFF_AUTH_NONE = 0,
+    HANDOFF_AUTH_CONTROL = 1, /* tags over header and control body */
+    HANDOFF_AUTH_PAYLOAD = 2, /* and payload */
+};
+
+struct handoff_auth {
+    enum handoff_auth_level wanted; /* by this end */
+    enum handoff_auth_level level;  /* of the connection; NONE before both HELLOs are known */
+    bool proven;                    /* a frame of the peer had the right tag; or none is needed */
+    struct base_hmac secret;        /* keyed by the shared key, until HELLO */
+    struct base_hmac in, out;       /* keyed by the session key of each direction */
+};
+
+/* The options' key; BATON_ERR_USAGE where it is too short, too long or missing. */
+int handoff_auth_open(struct handoff_auth *a, const struct handoff_options *o,
+                      struct baton_error *e);
+void handoff_auth_close(struct handoff_auth *a);
+/* Both bodies of HELLO are known: agree on a level, derive the keys. The error says who lacks what.
+ */
+int handoff_auth_agree(struct handoff_auth *a, uint32_t theirs,
+                       const uint8_t producer[HANDOFF_HELLO_BYTES],
+                       const uint8_t consumer[HANDOFF_HELLO_BYTES], bool is_producer,
+                       struct baton_error *e);
+/* The tag of a frame, `key` being a's in or out. */
+void handoff_auth_tag(const struct handoff_auth *a, const struct base_hmac *key,
+                      const uint8_t raw[HANDOFF_HEADER], const uint8_t *control, size_t control_n,
+                      const uint8_t *payload, size_t payload_n, uint8_t tag[HANDOFF_TAG]);
+
 /* ---- connection ----------------------------------------------------------------------------- */
 
 /* A frame that waits to be written. Its sequence number is given when its turn comes. */
@@ -253,6 +294,7 @@ struct handoff_out {
     struct handoff_header header;
     const uint8_t *payload; /* in the connection's stage */
     uint8_t raw[HANDOFF_HEADER];
+    uint8_t tag[HANDOFF_TAG];
     uint8_t control[];
 };
 
@@ -263,21 +305,30 @@ struct handoff_buffer {
 /* Room for n bytes; contents are not kept. */
 int handoff_buffer_fit(struct handoff_buffer *b, size_t n, struct baton_error *e);
 
-enum handoff_part { HANDOFF_IN_HEADER, HANDOFF_IN_CONTROL, HANDOFF_IN_PAYLOAD };
+enum handoff_part {
+    HANDOFF_IN_HEADER,
+    HANDOFF_IN_CONTROL,
+    HANDOFF_IN_PAYLOAD,
+    HANDOFF_IN_TAG,
+};
 
 struct handoff_conn {
     struct transport *t; /* NULL once dead */
     struct handoff_callbacks cb;
     bool producer;
     bool hello_seen;
+    struct handoff_auth auth;
+    uint8_t hello[HANDOFF_HELLO_BYTES]; /* this end's */
     uint64_t heartbeat_ns, dead_ns;
     uint64_t last_in_ns, last_out_ns, last_step_ns; /* 0 = not yet */
+    uint64_t proof_due_ns; /* the peer must have proven itself by then; 0 = before the first step */
     struct baton_error death; /* code != 0: dead, or will be at the end of this step */
     /* input: the frame under way */
     enum handoff_part in_part;
     size_t in_got; /* bytes of the part */
     uint64_t in_began_ns;
     uint8_t in_raw[HANDOFF_HEADER];
+    uint8_t in_tag[HANDOFF_TAG];
     struct handoff_header in;
     struct handoff_buffer in_control, in_payload;
     uint64_t in_sequence;
@@ -294,10 +345,32 @@ struct handoff_conn {
     uint32_t n_requests;
 };
 
+/* Moved in one direction by one step. */
+#define HANDOFF_STEP_BYTES (16u << 20)
+
+/* "consumer" or "producer": what the other end is. */
+const char *handoff_peer_role(const struct handoff_conn *c);
+int handoff_hello_take(struct handoff_conn *c, const uint8_t *control, struct baton_error *e);
+/* Always the connection's end. */
+int handoff_bye_take(struct handoff_conn *c, const uint8_t *control, struct baton_error *e);
+/* Read and take what has come, at most HANDOFF_STEP_BYTES. */
+int handoff_in_read(struct handoff_conn *c, struct baton_error *e);
+
 /* A control frame to be filled and then pushed; NULL without memory. */
 struct handoff_out *handoff_out_new(unsigned type, uint64_t request, size_t control,
                                     struct baton_error *e);
 void handoff_out_push(struct handoff_conn *c, struct handoff_out *f);
+/* A frame that carries a reason, or (NULL) no body, for the connection itself. */
+int handoff_out_reason(struct handoff_conn *c, unsigned type, const struct baton_error *why);
+/* Write what can be written now, at most HANDOFF_STEP_BYTES. */
+int handoff_out_write(struct handoff_conn *c, struct baton_error *e);
+/* true while handoff_out_write would try to write something. */
+bool handoff_out_ready(const struct handoff_conn *c);
+/* true where a frame that is pushed now may leave: HELLO was read, and the peer has the key. */
+bool handoff_out_may_send(const struct handoff_conn *c);
+void handoff_out_drop(struct handoff_conn *c);
+/* All but HELLO and the frame under way. */
+void handoff_out_drop_waiting(struct handoff_conn *c);
 /* true while a frame of this request is not wholly written. */
 bool handoff_out_pending(const struct handoff_conn *c, uint64_t request);
 /* Nothing can be told to the peer any more: the connection dies at the end of this step. */

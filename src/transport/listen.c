@@ -215,6 +215,22 @@ int transport_listener_fd(const struct transport_listener *l)
     return l->fd;
 }
 
+bool transport_listener_local(const struct transport_listener *l)
+{
+    struct sockaddr_storage sa = {0};
+    socklen_t n = sizeof sa;
+    if (getsockname(l->fd, (struct sockaddr *)&sa, &n) != 0)
+        return false;
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)&sa;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&sa;
+    if (sa.ss_family == AF_INET)
+        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+    if (sa.ss_family == AF_INET6)
+        return IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr) ||
+               (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) && v6->sin6_addr.s6_addr[12] == 127);
+    return sa.ss_family == AF_UNIX;
+}
+
 const char *transport_listener_address(const struct transport_listener *l)
 {
     return l->address;

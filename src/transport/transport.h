@@ -36,6 +36,8 @@ void transport_listener_close(struct transport_listener *l); /* NULL is fine; un
 int transport_listener_fd(const struct transport_listener *l);
 /* The address with the port that was bound. */
 const char *transport_listener_address(const struct transport_listener *l);
+/* Only processes of this machine can connect: a Unix socket, or bound to a loopback address. */
+bool transport_listener_local(const struct transport_listener *l);
 /* BATON_ERR_BUSY when nobody waits. */
 int transport_accept(struct transport_listener *l, struct transport **out, struct baton_error *e);
 /* The only call that waits: at most timeout_ns, then BATON_ERR_TIMEOUT. Nobody listens:

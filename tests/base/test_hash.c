@@ -65,6 +65,26 @@ static void hmac_vectors(void **state)
     assert_hex(d, "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad");
 }
 
+/* In pieces, from copies of one key that was made ready. */
+static void hmac_streams(void **state)
+{
+    uint8_t text[300], want[32], got[32];
+    uint64_t seed = test_seed();
+    struct base_hmac key;
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = (uint8_t)(test_random(&seed) >> 32);
+    base_hmac_init(&key, "Jefe", 4);
+    for (size_t n = 0; n <= sizeof text; n += test_range(&seed, 1, 9)) {
+        struct base_hmac h = key;
+        size_t cut = test_range(&seed, 0, (uint32_t)n);
+        base_hmac("Jefe", 4, text, n, want);
+        base_hmac_update(&h, text, cut);
+        base_hmac_update(&h, text + cut, n - cut);
+        base_hmac_final(&h, got);
+        assert_memory_equal(got, want, 32);
+    }
+}
+
 static void secrets_compare(void **state)
 {
     uint8_t a[40], b[40];
@@ -119,9 +139,10 @@ static void random_bytes_differ(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sha256_vectors), cmocka_unit_test(streaming_equals_whole),
-        cmocka_unit_test(hmac_vectors),   cmocka_unit_test(secrets_compare),
-        cmocka_unit_test(hex_both_ways),  cmocka_unit_test(random_bytes_differ),
+        cmocka_unit_test(sha256_vectors),      cmocka_unit_test(streaming_equals_whole),
+        cmocka_unit_test(hmac_vectors),        cmocka_unit_test(hmac_streams),
+        cmocka_unit_test(secrets_compare),     cmocka_unit_test(hex_both_ways),
+        cmocka_unit_test(random_bytes_differ),
     };
     return cmocka_run_group_tests_name("base-hash", tests, NULL, NULL);
 }

@@ -63,6 +63,8 @@ static inline struct baton_engine *rig_engine(struct baton_model *m, enum baton_
         .threads = 2,
         .chunk = chunk,
         .peer_fd = fd,
+        .key = "a key that both roles were given",
+        .key_bytes = 32,
     };
     test_ok(baton_engine_open(m, &o, &en, &e), &e);
     return en;

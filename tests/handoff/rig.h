@@ -147,6 +147,10 @@ static inline bool cache_equals(const struct cache *c, const struct truth *t)
 
 #define RIG_IDS 8
 
+/* How the ends that are opened next authenticate: 0 not, 1 with a key, 2 payload too. */
+static int rig_auth = 1;
+static const uint8_t rig_key[32] = "thirty-two bytes, known to both.";
+
 enum rig_answer { RIG_RESERVE, RIG_WAIT, RIG_REFUSE };
 
 /* One end and what its callbacks saw, by request id modulo RIG_IDS. */
@@ -243,7 +247,11 @@ static void rig_end(void *ctx, uint64_t id, const struct baton_error *why)
 static inline void end_open(struct end *end, struct transport *t, bool producer, uint64_t dead_ns)
 {
     struct baton_error e;
-    const struct handoff_options o = {.producer = producer, .dead_ns = dead_ns};
+    const struct handoff_options o = {.producer = producer,
+                                      .dead_ns = dead_ns,
+                                      .key = rig_auth ? rig_key : NULL,
+                                      .key_bytes = sizeof rig_key,
+                                      .tag_payload = rig_auth == 2};
     const struct handoff_callbacks cb = {rig_offer, rig_commit, rig_reserve, rig_end, end};
     memset(end, 0, sizeof *end);
     test_ok(handoff_conn_open(t, &o, &cb, &end->conn, &e), &e);

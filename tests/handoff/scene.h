@@ -11,6 +11,7 @@
 #define N 5u /* tokens of most requests here */
 
 static uint64_t seed;
+static int scene_auth = 0; /* as rig_auth, of the end under test */
 
 struct scene {
     struct end me;
@@ -29,6 +30,7 @@ static inline void scene_open_with(struct scene *s, bool producer, size_t capaci
     s->w.capacity = 6u << 20;
     s->w.data = malloc(s->w.capacity);
     test_ok(transport_inproc_pair(capacity, &t, &s->peer, &e), &e);
+    rig_auth = scene_auth;
     end_open(&s->me, t, producer, 0);
     geometry_small(&s->g);
     for (int i = 0; i < RIG_IDS; i++) {
@@ -100,7 +102,7 @@ static inline bool scene_heard(struct scene *s, uint8_t type)
         memcpy(&payload, buf + at + 12, 4);
         if (buf[at + 6] == type)
             return true;
-        at += 48 + (size_t)control + payload;
+        at += 48 + (size_t)control + payload + (buf[at + 7] & 2 ? 16 : 0);
     }
     return false;
 }

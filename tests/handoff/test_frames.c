@@ -19,7 +19,8 @@ static void test_hostile_headers(void **state)
     header_case(6, 1, 255, BATON_ERR_PEER, "unknown type 255");
     header_case(6, 1, W_RESERVE, BATON_ERR_PEER, "RESERVE from a producer");
     header_case(6, 1, W_COMMIT, BATON_ERR_PEER, "COMMIT with a body of 32");
-    header_case(7, 1, 2, BATON_ERR_PEER, "flags 0x02");
+    header_case(7, 1, 4, BATON_ERR_PEER, "flags 0x04");
+    header_case(7, 1, 2, BATON_ERR_PEER, "LAYER with a tag where none was agreed on");
     header_case(8, 4, UINT32_MAX, BATON_ERR_PEER, "body of 4294967295 bytes");
     header_case(8, 4, 0, BATON_ERR_PEER, "body of 0 bytes");
     header_case(12, 4, UINT32_MAX, BATON_ERR_PEER, "payload of 4294967295 bytes");

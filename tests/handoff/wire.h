@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <xxhash.h>
 
 enum {
@@ -27,10 +29,24 @@ enum {
     W_CLOSE
 };
 
+/* The session key of one direction, from the secret and the bodies of both HELLOs. */
+static inline void wire_session_key(const void *secret, int n, bool producer,
+                                    const uint8_t *hello_p, const uint8_t *hello_c, uint8_t key[32])
+{
+    uint8_t text[25 + 192];
+    memcpy(text, producer ? "baton handoff 1 producer" : "baton handoff 1 consumer", 25);
+    memcpy(text + 25, hello_p, 96);
+    memcpy(text + 121, hello_c, 96);
+    HMAC(EVP_sha256(), secret, n, text, sizeof text, key, NULL);
+}
+
 struct wire { /* frames that one side has written so far */
     uint8_t *data;
     size_t n, capacity;
     uint64_t sequence;
+    bool tagged; /* frames get a tag by `key`, over the payload too where tag_payload */
+    bool tag_payload;
+    uint8_t key[32];
 };
 
 static inline uint8_t *w_u16(uint8_t *p, uint32_t v)
@@ -55,13 +71,22 @@ static inline void wire_seal(uint8_t *h)
     w_u64(h + 40, XXH3_64bits(h, 40));
 }
 
+/* The tag of a whole frame in memory. */
+static inline void wire_tag(const struct wire *w, const uint8_t *h, size_t n_control,
+                            size_t n_payload, uint8_t tag[16])
+{
+    uint8_t sum[32];
+    HMAC(EVP_sha256(), w->key, 32, h, 48 + n_control + (w->tag_payload ? n_payload : 0), sum, NULL);
+    memcpy(tag, sum, 16);
+}
+
 /* Append a frame that is right in form, whatever it says. Returns where it starts. */
 static inline uint8_t *wire_frame(struct wire *w, uint8_t type, uint64_t request,
                                   const void *control, uint32_t n_control, const void *payload,
                                   uint32_t n_payload, bool check_payload)
 {
     uint8_t *h = w->data + w->n, *p;
-    if (w->n + 48 + n_control + n_payload > w->capacity)
+    if (w->n + 64 + n_control + n_payload > w->capacity)
         return NULL;
     uint64_t check = XXH3_64bits(n_control ? control : "", n_control);
     if (check_payload)
@@ -69,7 +94,7 @@ static inline uint8_t *wire_frame(struct wire *w, uint8_t type, uint64_t request
     memcpy(h, "BATN", 4);
     p = w_u16(h + 4, 1);
     *p++ = type;
-    *p++ = check_payload ? 1 : 0;
+    *p++ = (uint8_t)((check_payload ? 1 : 0) | (w->tagged ? 2 : 0));
     p = w_u32(w_u32(p, n_control), n_payload);
     p = w_u64(w_u64(w_u64(p, request), w->sequence++), check);
     wire_seal(h);
@@ -78,7 +103,22 @@ static inline uint8_t *wire_frame(struct wire *w, uint8_t type, uint64_t request
     if (payload)
         memcpy(h + 48 + n_control, payload, n_payload);
     w->n += 48 + (size_t)n_control + n_payload;
+    if (w->tagged) {
+        wire_tag(w, h, n_control, n_payload, w->data + w->n);
+        w->n += 16;
+    }
     return h;
+}
+
+/* Make the checks of a frame that was changed right again, as who knows no key can. */
+static inline void wire_reseal(uint8_t *h)
+{
+    uint32_t control = h[8] | h[9] << 8 | h[10] << 16, payload = h[12] | h[13] << 8 | h[14] << 16;
+    uint64_t check = XXH3_64bits(h + 48, control);
+    if (h[7] & 1)
+        check = XXH3_64bits_withSeed(h + 48 + control, payload, check);
+    w_u64(h + 32, check);
+    wire_seal(h);
 }
 
 static inline uint8_t *wire_hello(struct wire *w, uint32_t min, uint32_t max, uint32_t role,
