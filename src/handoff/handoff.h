@@ -16,8 +16,8 @@
  * BATON_ERR_PEER after silence of `dead_ns`.
  *
  * With a key (handoff_options) both ends prove that they have it before either says anything else,
- * and every frame carries a tag: nothing can be forged, changed, replayed, reflected or reordered by
- * one who has not the key. Nothing is encrypted.
+ * and every frame carries a tag: who has not the key can't forge, change, replay, reflect or
+ * reorder anything. Nothing is encrypted.
  *
  * Threads: one thread at a time. Callbacks run inside step, abort, refuse and close, and may call
  * any function of this header but step and close.
