@@ -27,6 +27,7 @@ int cli_run(int argc, char **argv);
 int cli_model(int argc, char **argv);
 int cli_devices(int argc, char **argv);
 int cli_kv(int argc, char **argv);
+int cli_check(int argc, char **argv); /* 1 also where the handoff was made and does not hold */
 
 /* ---- arguments (args.c) ------------------------------------------------------------------- */
 

@@ -39,4 +39,32 @@ void engine_geometry(const struct model_config *c, uint32_t kv_dtype, struct kv_
 int engine_kv_open(const struct baton_model *m, const char *path, const int32_t *ids, size_t n_ids,
                    struct kv_file **out, struct baton_error *e);
 
+/* ---- for the verify room ------------------------------------------------------------------ */
+
+/* A request's cache as its device holds it: at a producer when the consumer has acknowledged it, at
+ * a consumer after insertion, natively after the prefill; both before the first step. Where the
+ * device keeps pages of its own they were read back from there. Valid inside the call alone. */
+struct engine_look {
+    enum baton_role role;
+    const struct baton_caps *caps;
+    const struct kv_geometry *geometry;
+    const struct baton_kv_view *views; /* [n_layers] */
+    uint32_t n_tokens;                 /* of the prompt, all of which the cache should hold */
+};
+/* In the engine thread; a negative result fails the request. */
+typedef int (*engine_observe_fn)(void *ctx, const struct engine_look *look, struct baton_error *e);
+/* Show each request's cache to `fn`. Set while no request is open. */
+void engine_observe(struct baton_engine *en, engine_observe_fn fn, void *ctx);
+
+/* A fault for tests of the checker: flip one bit of one element of an imported cache, in the
+ * device's pages, after every check of the handoff and before the look. */
+struct engine_flip {
+    uint32_t layer;
+    enum kv_which which;
+    uint32_t position, head, dim;
+    uint32_t bit; /* of the element, below 8 times its bytes */
+};
+/* In every request of a consumer that is observed, until `flip` is NULL. Set while none is open. */
+void engine_plant_flip(struct baton_engine *en, const struct engine_flip *flip);
+
 #endif

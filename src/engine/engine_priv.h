@@ -201,6 +201,9 @@ bool engine_session_take_lane(struct baton_engine *en, struct engine_session *s)
 void engine_session_drop_lane(struct baton_engine *en, struct engine_session *s);
 /* Into the stats: positions that the layers of each kind hold after the prompt. */
 void engine_session_note_positions(const struct baton_engine *en, struct engine_session *s);
+/* Show the cache to who observes this engine; 0 where nobody does. */
+int engine_session_observe(struct baton_engine *en, struct engine_session *s,
+                           struct baton_error *e);
 /* Make the pool's figure known to other threads. */
 void engine_count_pages(struct baton_engine *en);
 /* The cache stands: save it where asked, choose token 1 from `row` (or from the commit where NULL)
@@ -298,6 +301,10 @@ struct baton_engine {
     struct kv_geometry geometry;
     struct kv_pool *pool;
     struct model_sampler *sampler;
+    engine_observe_fn observe; /* these four: while no request is open */
+    void *observe_ctx;
+    struct engine_flip flip;
+    bool flip_on;
     struct engine_wake *wake;
     struct base_queue *inbox, *outbox; /* to the engine thread, to the I/O thread */
     pthread_t thread, io_thread;

@@ -42,6 +42,8 @@ static void producer_ended(struct baton_engine *en, struct engine_session *s,
     } else if (!s->commit_sent) {
         base_fail(&e, BATON_ERR_PEER, "the consumer acknowledged a request before its COMMIT");
         engine_session_over(en, s, BATON_FAILED, &e);
+    } else if (engine_session_observe(en, s, &e)) {
+        engine_session_over(en, s, BATON_FAILED, &e);
     } else {
         s->stats.layers = en->geometry.n_layers;
         s->stats.slots = 2 * en->geometry.n_layers;

@@ -378,11 +378,12 @@ void engine_session_begin(struct baton_engine *en, struct engine_session *s, con
     struct baton_error e = {0};
     struct engine_token t = {
         .id = s->commit.argmax, .argmax = s->commit.argmax, .margin = s->commit.margin};
-    int rc = 0;
+    int rc;
     s->state = ENGINE_DECODE;
     engine_session_note_positions(en, s);
     engine_count_pages(en);
-    if (s->request->ask.kv_save)
+    rc = engine_session_observe(en, s, &e);
+    if (rc == 0 && s->request->ask.kv_save)
         rc = engine_session_fetch(en, s, &e);
     if (rc == 0 && s->request->ask.kv_save)
         rc = engine_kv_save(en, s, row, &e);
