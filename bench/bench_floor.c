@@ -37,7 +37,7 @@ static void keep(const void *p)
 
 typedef uint64_t words __attribute__((vector_size(16)));
 
-/* Four streams a thread, fetched ahead: one alone does not fill the path to memory. */
+/* Four streams a thread, fetched ahead. */
 static void read_piece(void *ctx, unsigned i)
 {
     enum { STREAM = PIECE / 4 / sizeof(words), AHEAD = 2048 / sizeof(words) };
@@ -53,6 +53,18 @@ static void read_piece(void *ctx, unsigned i)
     keep(sum);
 }
 
+/* One stream, left to the hardware's own fetching ahead: faster on some processors. */
+static void read_line(void *ctx, unsigned i)
+{
+    const words *p = (const words *)((const uint8_t *)ctx + (size_t)i * PIECE);
+    words sum[4] = {{0}};
+    for (size_t n = 0; n < PIECE / sizeof *p; n += 16)
+#pragma GCC unroll 4
+        for (size_t s = 0; s < 4; s++)
+            sum[s] |= (p[n + 4 * s] | p[n + 4 * s + 1]) | (p[n + 4 * s + 2] | p[n + 4 * s + 3]);
+    keep(sum);
+}
+
 double bench_read_bandwidth(struct base_pool *pool, struct baton_error *e)
 {
     uint8_t *buffer = base_map_alloc(BUFFER, false, e);
@@ -60,9 +72,10 @@ double bench_read_bandwidth(struct base_pool *pool, struct baton_error *e)
         return 0;
     for (size_t i = 0; i < BUFFER; i += 64)
         buffer[i] = (uint8_t)i;
-    double rate = best_rate(pool, read_piece, buffer, BUFFER / PIECE, PIECE);
+    double four = best_rate(pool, read_piece, buffer, BUFFER / PIECE, PIECE);
+    double one = best_rate(pool, read_line, buffer, BUFFER / PIECE, PIECE);
     base_map_free(buffer, BUFFER);
-    return rate;
+    return four > one ? four : one;
 }
 
 /* ---- arithmetic --------------------------------------------------------------------------- */
