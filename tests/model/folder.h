@@ -85,7 +85,10 @@ static inline void write_tensors(const char *path, const struct model_tensor *t,
     size_t cap = 1024 + n * 512, len = 0;
     uint64_t at = 0;
     char *h = malloc(cap);
-    assert_non_null(h);
+    if (!h) {
+        fail_msg("no memory for a header of %zu bytes", cap);
+        return;
+    }
     len += (size_t)sprintf(h, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (size_t i = 0; i < n; i++) {
         len += (size_t)sprintf(h + len, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t[i].name,
