@@ -85,6 +85,14 @@ struct baton_link;
 int baton_link_pair(struct baton_link **a, struct baton_link **b, struct baton_error *e);
 void baton_link_close(struct baton_link *l); /* NULL is fine */
 
+/* A trace: what engines do when, in memory that a fork shares, for both roles in one file. Open it
+ * before a fork, give it to the engines, save it when they are closed: Chrome trace JSON, see
+ * docs/trace.md. At most max_events (0 = 262144) are kept; the file says how many were dropped. */
+struct baton_trace;
+int baton_trace_open(uint32_t max_events, struct baton_trace **out, struct baton_error *e);
+int baton_trace_save(struct baton_trace *t, const char *path, struct baton_error *e);
+void baton_trace_close(struct baton_trace *t); /* after the engines; NULL is fine */
+
 struct baton_engine_options {
     size_t struct_size;
     enum baton_role role;
@@ -100,6 +108,7 @@ struct baton_engine_options {
     const void *key; /* shared with the other role, 16 to 4096 bytes, copied: neither talks to
                                 a peer that does not prove that it has it. NULL = none */
     size_t key_bytes;
+    struct baton_trace *trace; /* NULL = none. Outlives the engine */
 };
 int baton_engine_open(struct baton_model *m, const struct baton_engine_options *o,
                       struct baton_engine **out, struct baton_error *e);

@@ -240,6 +240,32 @@ void base_hex(const uint8_t *data, size_t n, char *out);
 /* Exactly 2n hex digits into n bytes; false otherwise. */
 bool base_unhex(const char *hex, uint8_t *out, size_t n);
 
+/* ---- traces ------------------------------------------------------------------------------- */
+
+/* What happened when, on which track of which process: a bounded record in memory that a fork
+ * shares, written as Chrome's trace JSON (ui.perfetto.dev reads it). Adding never waits and never
+ * fails; what no longer fits is counted. Any thread. Texts are string literals of the program, the
+ * same in a fork, without quotes and backslashes. */
+#define BASE_TRACE_ARGS 4
+struct base_trace;
+struct base_trace_event {
+    const char *name, *category;
+    int64_t number;                   /* follows the name where not negative: "layer 3" */
+    uint32_t track;                   /* from 1 */
+    uint64_t begin_ns, end_ns;        /* base_now_ns(); end 0: an instant */
+    const char *key[BASE_TRACE_ARGS]; /* NULL ends them */
+    uint64_t value[BASE_TRACE_ARGS];
+};
+/* Room for `capacity` events; memory is used as they come. */
+int base_trace_open(uint32_t capacity, struct base_trace **out, struct baton_error *e);
+void base_trace_close(struct base_trace *t); /* this process's mapping; NULL is fine */
+void base_trace_add(struct base_trace *t, const struct base_trace_event *ev);
+/* Name a track of this process, or the process itself (track 0). */
+void base_trace_name(struct base_trace *t, uint32_t track, const char *name, int64_t number);
+uint64_t base_trace_dropped(const struct base_trace *t);
+/* All that was added, in order of time. With base_file_write's promise. */
+int base_trace_save(struct base_trace *t, const char *path, struct baton_error *e);
+
 /* ---- probe points ------------------------------------------------------------------------- */
 
 /* Named points at which a test may stop, kill or delay the process. BATON_PROBE="NAME=kill",

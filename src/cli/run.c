@@ -44,6 +44,7 @@ static const char help[] =
     "  --kv-save FILE        save the KV cache as the decode side holds it before its first step\n"
     "  --kv-load FILE        start from a saved KV cache of the prompt's first tokens\n"
     "output\n"
+    "  --trace FILE          what both processes did when, for ui.perfetto.dev (docs/trace.md)\n"
     "  --json                one JSON document on stdout\n"
     "  -v, -q                more, or fewer, messages\n"
     "\n"
@@ -254,7 +255,8 @@ static int parse_option(int opt, const char *v, struct run_args *a, struct baton
     case OPT_ALLOW_WEIGHTS:
         return base_fail(e, BATON_ERR_UNSUPPORTED, "--allow-weights-mismatch is not built yet");
     case OPT_TRACE:
-        return base_fail(e, BATON_ERR_UNSUPPORTED, "--trace is not built yet");
+        a->trace = v;
+        return 0;
     default:
         return base_fail(e, BATON_ERR_USAGE, "unknown option; see `baton run --help`");
     }

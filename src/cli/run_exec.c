@@ -22,6 +22,7 @@ struct run {
     const struct run_args *args;
     struct baton_model *model;
     struct run_result *result;
+    struct baton_trace *trace; /* NULL = none */
     struct cli_progress progress;
     /* How far a prefill is that another engine makes: a word shared with its process, or its
      * request in this one. Only the side that prints the text draws the bar, so that neither wipes
@@ -167,6 +168,7 @@ static int open_request(struct run *x, enum baton_role role, struct way way,
         .key = x->key,
         .key_bytes = sizeof x->key,
         .no_digest = a->no_digest,
+        .trace = x->trace,
     };
     struct baton_request_options ro = {
         .struct_size = sizeof ro,
@@ -429,6 +431,14 @@ static int consume_forked(struct run *x, struct baton_error *e)
     return rc;
 }
 
+/* Of a run that failed, too: that is when one wants to see it. The first error is told. */
+static int save_trace(struct run *x, int rc, struct baton_error *e)
+{
+    int saved = x->trace ? baton_trace_save(x->trace, x->args->trace, rc ? NULL : e) : 0;
+    baton_trace_close(x->trace);
+    return rc ? rc : saved;
+}
+
 int cli_run_execute(const struct run_args *a, struct baton_model **model, struct run_result *r,
                     struct baton_error *e)
 {
@@ -440,6 +450,8 @@ int cli_run_execute(const struct run_args *a, struct baton_model **model, struct
         rc = base_random(&x.request_id, sizeof x.request_id, e);
     if (!rc)
         rc = base_random(x.key, sizeof x.key, e);
+    if (!rc && a->trace)
+        rc = baton_trace_open(0, &x.trace, e);
     if (!rc) {
         struct sigaction sa = {.sa_handler = on_interrupt};
         sigaction(SIGINT, &sa, NULL);
@@ -449,7 +461,7 @@ int cli_run_execute(const struct run_args *a, struct baton_model **model, struct
         rc = a->mode == BATON_NATIVE      ? consume(&x, (struct way){.fd = -1}, e)
              : a->transport == RUN_INPROC ? consume_inproc(&x, e)
                                           : consume_forked(&x, e);
-    return rc;
+    return save_trace(&x, rc, e);
 }
 
 void cli_run_result_free(struct run_result *r)

@@ -27,7 +27,7 @@ struct run_args {
     bool ignore_eos, no_digest, local_prefill;
     int32_t *force; /* malloc'ed */
     size_t n_force;
-    const char *logits, *kv_save, *kv_load;
+    const char *logits, *kv_save, *kv_load, *trace;
 };
 
 /* One finished run, for the report. */

@@ -70,6 +70,21 @@ void baton_link_close(struct baton_link *l)
     handoff_link_close((struct transport *)l);
 }
 
+int baton_trace_open(uint32_t max_events, struct baton_trace **out, struct baton_error *e)
+{
+    return base_trace_open(max_events ? max_events : 1u << 18, (struct base_trace **)out, e);
+}
+
+int baton_trace_save(struct baton_trace *t, const char *path, struct baton_error *e)
+{
+    return base_trace_save((struct base_trace *)t, path, e);
+}
+
+void baton_trace_close(struct baton_trace *t)
+{
+    base_trace_close((struct base_trace *)t);
+}
+
 int baton_engine_open(struct baton_model *m, const struct baton_engine_options *o,
                       struct baton_engine **out, struct baton_error *e)
 {

@@ -174,6 +174,7 @@ static int open_peer(struct baton_engine *en, const struct baton_engine_options 
 static int start(struct baton_engine *en, const struct baton_engine_options *o,
                  struct baton_error *e)
 {
+    engine_trace_start(en, !o->link);
     int rc = open_parts(en, o, e);
     if (rc == 0 && en->role != BATON_BOTH)
         rc = open_peer(en, o, e);
@@ -195,6 +196,7 @@ int engine_open(struct baton_model *m, const struct baton_engine_options *o,
         handoff_link_close((struct transport *)o->link);
         return BATON_ERR_NOMEM;
     }
+    en->trace = (struct base_trace *)o->trace;
     atomic_init(&en->stopping, false);
     atomic_init(&en->blocks_used, 0);
     pthread_mutex_init(&en->admit, NULL);

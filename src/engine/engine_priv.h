@@ -176,6 +176,10 @@ struct engine_session {
     uint32_t *sent;       /* [n_layers] the I/O thread was given the positions below */
     atomic_bool reserved; /* set by the I/O thread: the peer's pages are there */
     bool commit_sent;
+    /* with a trace */
+    uint32_t track; /* 0 = not seen yet */
+    enum engine_state traced;
+    uint64_t traced_ns; /* since when it is in that state */
     /* producer: the last row, read by the I/O thread until ENDED. consumer: written by it between
      * RESERVE and ENDED, as are result and committed. */
     float *row; /* [vocab] */
@@ -305,6 +309,7 @@ struct baton_engine {
     void *observe_ctx;
     struct engine_flip flip;
     bool flip_on;
+    struct base_trace *trace; /* NULL = none */
     struct engine_wake *wake;
     struct base_queue *inbox, *outbox; /* to the engine thread, to the I/O thread */
     pthread_t thread, io_thread;
@@ -326,7 +331,8 @@ struct baton_engine {
     bool chunk_last;                     /* the last turn was a prefill chunk: decode goes first */
     uint64_t cancelled[ENGINE_MAX_OPEN]; /* consumer: ids given up before their offer came */
     uint32_t n_cancelled;
-    bool dead; /* the connection; `dead_why` says why */
+    uint32_t n_tracks; /* requests that the trace has seen */
+    bool dead;         /* the connection; `dead_why` says why */
     struct baton_error dead_why;
     /* I/O thread */
     struct engine_io io;
@@ -342,6 +348,23 @@ void engine_post(struct baton_engine *en, enum engine_kind kind, struct engine_s
 /* The text of an error that names which role ended, where the peer did. */
 void engine_peer_error(const struct baton_engine *en, const struct baton_error *why,
                        struct baton_error *out);
+
+/* ---- trace.c: nothing happens where the engine has no trace --------------------------------- */
+
+void engine_trace_start(const struct baton_engine *en, bool alone_in_process);
+/* The state of each session, where it changed since the last call. */
+void engine_trace_states(struct baton_engine *en);
+void engine_trace_over(struct baton_engine *en, const struct engine_session *s);
+/* Compute of positions [first, first + n) in one layer. Call it with a trace only. */
+void engine_trace_layer(const struct baton_engine *en, uint32_t layer, uint64_t begin_ns,
+                        uint64_t end_ns, uint32_t first, uint32_t n);
+/* A chunk, of which the layers were done at layers_ns (0: not known). */
+void engine_trace_chunk(const struct baton_engine *en, uint32_t first, uint32_t n,
+                        uint64_t begin_ns, uint64_t layers_ns, uint64_t end_ns);
+void engine_trace_step(const struct baton_engine *en, uint32_t lanes, uint64_t begin_ns);
+/* Positions of a layer were given to the I/O thread. */
+void engine_trace_queued(const struct baton_engine *en, uint32_t layer, uint32_t first, uint32_t n);
+void engine_trace_piece(const struct baton_engine *en, const struct handoff_moved *m);
 
 /* ---- roles -------------------------------------------------------------------------------- */
 

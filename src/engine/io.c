@@ -141,6 +141,7 @@ static void on_commit(void *ctx, uint64_t request, const struct handoff_result *
 static void on_piece(void *ctx, const struct handoff_moved *m)
 {
     struct baton_engine *en = ctx;
+    engine_trace_piece(en, m);
     point(en, m->request, en->role == BATON_PRODUCER ? "producer-piece" : "consumer-piece");
 }
 

@@ -55,6 +55,7 @@ void engine_producer_layer(struct baton_engine *en, struct engine_session *s, ui
     m.view.end = computed; /* the sequence advances only after the chunk */
     s->sent[layer] = to;
     base_queue_push_wait(en->outbox, &m);
+    engine_trace_queued(en, layer, m.first, m.n);
 }
 
 static void send_rest(struct baton_engine *en, struct engine_session *s)

@@ -172,12 +172,28 @@ struct chunk {
     struct baton_engine *engine;
     struct engine_session *session;
     uint32_t computed; /* prompt positions there will be after it */
+    bool exports;      /* layers leave while later ones compute */
+    uint64_t layer_ns; /* with a trace: since when a layer is computed; 0 before the first one */
 };
 
 static void layer_done(void *ctx, uint32_t layer)
 {
     struct chunk *c = ctx;
-    engine_producer_layer(c->engine, c->session, layer, c->computed);
+    const struct baton_engine *en = c->engine;
+    uint32_t first = c->session->done;
+    if (en->trace)
+        engine_trace_layer(en, layer, c->layer_ns, base_now_ns(), first, c->computed - first);
+    if (c->exports)
+        engine_producer_layer(c->engine, c->session, layer, c->computed);
+    if (en->trace)
+        c->layer_ns = base_now_ns();
+}
+
+/* Where pages are the device's own, being told of a layer costs a copy of it: the trace then does
+ * without, rather than slow down what it looks at. */
+static bool told_for_trace(const struct baton_engine *en)
+{
+    return en->trace && device_caps(en->binding->device)->host_kv;
 }
 
 static int run_batch(struct baton_engine *en, const struct baton_batch *b, struct baton_error *e)
@@ -191,13 +207,15 @@ static int run_chunk(struct baton_engine *en, struct engine_session *s, uint32_t
                      struct baton_error *e)
 {
     const struct engine_ask *a = &s->request->ask;
-    struct chunk chunk = {en, s, s->done + n};
+    struct chunk chunk = {.engine = en, .session = s, .computed = s->done + n};
     struct baton_span span = {.n_rows = n, .position = s->done, .lane = (uint32_t)s->lane};
     const uint32_t last_row = n - 1;
     int rc = kv_seq_reserve(s->seq, n, e);
     if (rc)
         return rc;
     span.kv = kv_seq_views(s->seq);
+    chunk.exports = en->role == BATON_PRODUCER && a->mode == BATON_STREAM;
+    bool tell = chunk.exports || told_for_trace(en);
     struct baton_batch b = {
         .ids = a->ids + s->done,
         .n_rows = n,
@@ -206,13 +224,15 @@ static int run_chunk(struct baton_engine *en, struct engine_session *s, uint32_t
         .logit_rows = &last_row,
         .n_logits = row ? 1 : 0,
         .logits = row,
-        .layer_done = en->role == BATON_PRODUCER && a->mode == BATON_STREAM ? layer_done : NULL,
+        .layer_done = tell ? layer_done : NULL,
         .ctx = &chunk,
     };
     uint64_t start = base_now_ns();
+    chunk.layer_ns = start;
     rc = run_batch(en, &b, e);
     s->commit.compute_end_ns = base_now_ns();
     s->stats.prefill_ns += s->commit.compute_end_ns - start;
+    engine_trace_chunk(en, s->done, n, start, tell ? chunk.layer_ns : 0, s->commit.compute_end_ns);
     if (rc == 0)
         kv_seq_advance(s->seq, n);
     return rc;
@@ -320,7 +340,9 @@ static int run_step(struct baton_engine *en, struct engine_session **active, uin
 static void decode_step(struct baton_engine *en, struct engine_session **active, uint32_t n)
 {
     struct baton_error e;
+    uint64_t start = base_now_ns();
     int rc = run_step(en, active, n, &e);
+    engine_trace_step(en, n, start);
     for (uint32_t i = 0; i < n; i++) {
         struct engine_session *s = active[i];
         if (rc) {
@@ -371,10 +393,12 @@ void *engine_thread(void *arg)
     for (;;) {
         while (base_queue_pop(en->inbox, &m, 0))
             take_message(en, &m);
+        engine_trace_states(en);
         take_cancels(en);
         if (atomic_load(&en->stopping) && !en->sessions)
             break;
         admit(en);
+        engine_trace_states(en);
         if (!turn(en))
             sleep_until_woken(en);
     }

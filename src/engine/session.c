@@ -276,6 +276,7 @@ void engine_session_over(struct baton_engine *en, struct engine_session *s,
     if (error.code && en->role != BATON_BOTH && !s->stats.verdict[0])
         engine_session_judge(s, "failed", &error);
     s->stats.finish = finish;
+    engine_trace_over(en, s);
     unlink_session(en, s);
     engine_session_drop_lane(en, s);
     engine_session_drop_pages(en, s);
