@@ -45,12 +45,12 @@ static inline uint32_t relay_u32(const uint8_t *p)
 /* One frame of the producer; false at the end of the stream, also where this is the end. */
 static inline bool relay_frame(struct relay *r)
 {
-    enum { HEADER = 48, LAYER = 7 };
+    enum { HEADER = 48, LAYER = 7, TAGGED = 2, TAG = 16 };
     uint8_t header[HEADER];
     if (!relay_move(r->to_producer, header, HEADER, false))
         return false;
     uint32_t control = relay_u32(header + 8), payload = relay_u32(header + 12);
-    size_t n = (size_t)control + payload;
+    size_t n = (size_t)control + payload + (header[7] & TAGGED ? TAG : 0);
     uint8_t *body = malloc(n + 1);
     bool whole = relay_move(r->to_producer, body, n, false), cut = false;
     if (whole && header[6] == LAYER && ++r->seen == r->at) {
