@@ -32,6 +32,7 @@ enum baton_code {
     BATON_ERR_DEVICE_LOST = -12, /* the device is gone: every lane failed, it must be reopened */
     BATON_ERR_INTEGRITY = -13,   /* a digest, position proof or MAC does not match: data refused */
     BATON_ERR_INTERNAL = -14,    /* a broken invariant of baton itself */
+    BATON_ERR_STALE = -15,       /* a ticket that is expired, used up or of pages that are gone */
 };
 
 struct baton_error {

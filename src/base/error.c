@@ -53,9 +53,10 @@ int(base_fail_errno)(struct baton_error *e, int code, int err, const char *fmt, 
 
 const char *base_code_name(int code)
 {
-    static const char *const names[] = {
-        "ok",      "usage",     "input", "io",     "nomem",       "unsupported", "mismatch", "peer",
-        "timeout", "cancelled", "busy",  "device", "device-lost", "integrity",   "internal"};
+    static const char *const names[] = {"ok",          "usage",       "input",    "io",
+                                        "nomem",       "unsupported", "mismatch", "peer",
+                                        "timeout",     "cancelled",   "busy",     "device",
+                                        "device-lost", "integrity",   "internal", "stale"};
     int i = -code;
     return i >= 0 && i < (int)(sizeof names / sizeof *names) ? names[i] : "unknown";
 }

@@ -161,6 +161,11 @@ void handoff_conn_close(struct handoff_conn *c)
     free(c);
 }
 
+uint64_t handoff_conn_heard(const struct handoff_conn *c)
+{
+    return c->last_in_ns;
+}
+
 bool handoff_conn_busy(const struct handoff_conn *c)
 {
     return c->t && (c->writing || c->out_first || handoff_producer_ready(c));

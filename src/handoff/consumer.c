@@ -21,7 +21,8 @@ int handoff_consumer_offer(struct handoff_conn *c, uint8_t *control, struct bato
     if (rc)
         return rc;
     o.request = c->in.request;
-    if (c->n_requests >= HANDOFF_MAX_REQUESTS)
+    bool claimed = handoff_request_find(c, o.request);
+    if (!claimed && c->n_requests >= HANDOFF_MAX_REQUESTS)
         return base_fail(e, BATON_ERR_PEER, "more than %u requests at a time",
                          HANDOFF_MAX_REQUESTS);
     rc = handoff_request_add(c, &o, &r, e);
@@ -32,7 +33,8 @@ int handoff_consumer_offer(struct handoff_conn *c, uint8_t *control, struct bato
     if (!rc && !c->cb.on_offer)
         rc = base_fail(&why, BATON_ERR_UNSUPPORTED, "nobody takes offers here");
     if (rc) {
-        r->state = HANDOFF_ENDED; /* the owner never heard of it, so on_end is not called */
+        if (!claimed) /* the owner never heard of it, so on_end is not called */
+            r->state = HANDOFF_ENDED;
         handoff_request_final(c, r, HANDOFF_REFUSE, HANDOFF_NO_SLOT, &why);
         return 0;
     }
@@ -49,6 +51,9 @@ static int request_offered(struct handoff_conn *c, uint64_t id, struct handoff_r
     *out = handoff_request_find(c, id);
     if (!*out || (*out)->state == HANDOFF_ENDED)
         return base_fail(e, BATON_ERR_CANCELLED, "request %llu is over", (unsigned long long)id);
+    if ((*out)->state == HANDOFF_CLAIMED)
+        return base_fail(e, BATON_ERR_USAGE, "request %llu was not offered yet",
+                         (unsigned long long)id);
     if ((*out)->state != HANDOFF_OFFERED)
         return base_fail(e, BATON_ERR_USAGE, "request %llu was answered already",
                          (unsigned long long)id);
@@ -341,7 +346,8 @@ int handoff_consumer_take(struct handoff_conn *c, struct handoff_request *r, con
         return take_logits(c, r, control, payload, e);
     return base_fail(e, BATON_ERR_PEER, "%s for request %llu, which is %s", handoff_type_name(type),
                      (unsigned long long)r->id,
-                     r->state == HANDOFF_OFFERED    ? "not answered yet"
+                     r->state == HANDOFF_CLAIMED    ? "claimed and not offered yet"
+                     : r->state == HANDOFF_OFFERED  ? "not answered yet"
                      : r->state == HANDOFF_RESERVED ? "not committed yet"
                                                     : "committed already");
 }

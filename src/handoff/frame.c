@@ -25,7 +25,7 @@ static const struct {
     [HANDOFF_BYE] = {"BYE", EITHER, false, HANDOFF_REASON_BYTES, HANDOFF_REASON_BYTES, 1, 0},
     [HANDOFF_OFFER] = {"OFFER", FROM_PRODUCER, true, HANDOFF_OFFER_BYTES,
                        HANDOFF_OFFER_BYTES + HANDOFF_OFFER_LAYER_BYTES *KV_MAX_LAYERS +
-                           4 * HANDOFF_MAX_IDS,
+                           4 * HANDOFF_MAX_IDS + HANDOFF_TICKET,
                        4, 0},
     [HANDOFF_RESERVE] = {"RESERVE", FROM_CONSUMER, true, HANDOFF_RESERVE_BYTES,
                          HANDOFF_RESERVE_BYTES, 1, 0},
@@ -42,6 +42,8 @@ static const struct {
     [HANDOFF_NACK] = {"NACK", FROM_CONSUMER, true, HANDOFF_NACK_BYTES, HANDOFF_NACK_BYTES, 1, 0},
     [HANDOFF_ABORT] = {"ABORT", EITHER, true, HANDOFF_REASON_BYTES, HANDOFF_REASON_BYTES, 1, 0},
     [HANDOFF_CLOSE] = {"CLOSE", EITHER, true, 0, 0, 1, 0},
+    [HANDOFF_CLAIM] = {"CLAIM", FROM_CONSUMER, true, HANDOFF_CLAIM_BYTES, HANDOFF_CLAIM_BYTES, 1,
+                       0},
 };
 
 const char *handoff_type_name(unsigned type)
@@ -191,7 +193,7 @@ void handoff_reason_read(const uint8_t *p, struct baton_error *why)
     const uint8_t *s = p + 4;
     size_t n = strnlen((const char *)s, sizeof why->text - 1);
     why->code = (int32_t)handoff_get32(p);
-    if (why->code >= 0 || why->code < BATON_ERR_INTERNAL)
+    if (why->code >= 0 || why->code < BATON_ERR_STALE)
         why->code = BATON_ERR_PEER;
     memset(why->text, 0, sizeof why->text);
     for (size_t i = 0; i < n;) {

@@ -9,6 +9,8 @@
  *     producer: offer -> (on_reserve) -> layer ... commit -> (on_ack)
  *     consumer: (on_offer) -> reserve -> pieces land, digests and positions verified -> (on_commit)
  *
+ *     a pull:   consumer: claim -> producer: (on_claim) -> offer, and on as above
+ *
  * A request ends exactly once on each end, by ack, refuse, nack, abort or death; on_end tells, and
  * views given to reserve or layer are not touched after it. Every frame is bounded before it is
  * believed; anything that does not fit the protocol ends the connection with a named error. A slot
@@ -39,6 +41,8 @@ struct handoff_conn;
 /* Requests that a connection carries at a time, those included that the peer has yet to close. */
 #define HANDOFF_MAX_REQUESTS 1024u
 
+#define HANDOFF_TICKET 64u /* bytes; what they mean is their issuer's affair */
+
 /* Identity, each part compared by name; all zero = not known, which equals nothing but itself. */
 struct handoff_identity {
     uint8_t arch[32], weights[32], numerics[32], tokenizer[32];
@@ -60,9 +64,10 @@ struct handoff_offer {
     struct kv_geometry geometry; /* dtype: of the producer's pages, which is the wire's */
     const int32_t *ids;          /* [n_ids] the whole prompt */
     uint32_t n_ids;
-    uint32_t max_new; /* most tokens to come */
-    bool stream;      /* layers travel while later ones are computed */
-    bool digest;      /* slot digests follow in COMMIT */
+    uint32_t max_new;      /* most tokens to come */
+    const uint8_t *ticket; /* [HANDOFF_TICKET] of the consumer, for a place it keeps; or NULL */
+    bool stream;           /* layers travel while later ones are computed */
+    bool digest;           /* slot digests follow in COMMIT */
 };
 
 /* What the producer says at the end. */
@@ -109,6 +114,9 @@ struct handoff_callbacks {
     void *ctx; /* a callback may be NULL where its role never calls it */
     /* both, may be NULL: a piece was sent whole, or is in its place */
     void (*on_piece)(void *ctx, const struct handoff_moved *m);
+    /* producer: the consumer asks for what this ticket [HANDOFF_TICKET] stands for. The answer is
+     * handoff_offer under this id or handoff_abort, now or later. NULL: all claims are refused. */
+    void (*on_claim)(void *ctx, uint64_t request, const uint8_t *ticket);
 };
 
 struct handoff_options {
@@ -189,9 +197,72 @@ int handoff_reserve(struct handoff_conn *c, uint64_t request, const struct baton
 int handoff_refuse(struct handoff_conn *c, uint64_t request, const struct baton_error *why,
                    struct baton_error *e);
 
+/* Ask for what a ticket of the peer's stands for, as request `request`, which the caller chooses and
+ * which must not be open on this connection. on_offer follows, or on_end with the refusal: see
+ * handoff_ticket_claim. An abort gives the claim back. */
+int handoff_claim(struct handoff_conn *c, uint64_t request, const uint8_t ticket[HANDOFF_TICKET],
+                  struct baton_error *e);
+
 /* ---- both --------------------------------------------------------------------------------- */
 
 /* End a request from this side; on_end follows at once. Unknown requests are ignored. */
 void handoff_abort(struct handoff_conn *c, uint64_t request, const struct baton_error *why);
+
+/* When anything was last heard of the peer (CLOCK_MONOTONIC); 0 = nothing yet. */
+uint64_t handoff_conn_heard(const struct handoff_conn *c);
+
+/* ---- tickets ------------------------------------------------------------------------------ */
+
+/* The book of an engine's tickets. Each stands for one request and is open, claimed or over:
+ *
+ *     issue -> open -> claim -> claimed -> burn (after ACK), and nobody can use it again
+ *               ^                  |
+ *               +---- release -----+       the claimant's connection ended before ACK
+ *
+ * An open ticket lives as long as its lease; a claimed one as long as its connection, whose
+ * heartbeats renew the lease. No clock and no thread of its own: callers say what time it is
+ * (CLOCK_MONOTONIC), one thread at a time. */
+struct handoff_tickets;
+
+#define HANDOFF_MAX_TICKETS 1024u
+
+struct handoff_tickets_options {
+    const void
+        *key; /* the handoff key: a ticket of an earlier start is then told from a forged one;
+                        NULL = a random one */
+    size_t key_bytes;
+    uint64_t epoch;    /* differs between two starts of an engine; 0 = random */
+    uint64_t lease_ns; /* 0 = 30 s */
+};
+
+int handoff_tickets_open(const struct handoff_tickets_options *o, struct handoff_tickets **out,
+                         struct baton_error *e);
+void handoff_tickets_close(struct handoff_tickets *b); /* NULL is fine */
+/* A ticket for a request, which has none yet. `generations` is a number that changes when the pages
+ * that it stands for are given back (kv_seq_generations). BATON_ERR_BUSY: too many are out. */
+int handoff_ticket_issue(struct handoff_tickets *b, uint64_t request, uint64_t generations,
+                         uint64_t now_ns, uint8_t ticket[HANDOFF_TICKET], struct baton_error *e);
+/* Whose ticket it is. BATON_ERR_INTEGRITY: forged or changed; BATON_ERR_STALE: expired, used up,
+ * withdrawn, of another epoch. */
+int handoff_ticket_request(struct handoff_tickets *b, const uint8_t ticket[HANDOFF_TICKET],
+                           uint64_t now_ns, uint64_t *request, struct baton_error *e);
+/* Claim it, `generations` being those of now; fails as above, BATON_ERR_STALE where they differ, and
+ * BATON_ERR_BUSY where it is claimed. */
+int handoff_ticket_claim(struct handoff_tickets *b, const uint8_t ticket[HANDOFF_TICKET],
+                         uint64_t generations, uint64_t now_ns, struct baton_error *e);
+/* The claimant is gone without ACK, last heard of at heard_ns: open again, for a lease from then. */
+void handoff_ticket_release(struct handoff_tickets *b, uint64_t request, uint64_t heard_ns);
+/* It is over: acknowledged, or its owner gave the request up. Unknown requests are ignored. */
+void handoff_ticket_burn(struct handoff_tickets *b, uint64_t request);
+/* Take out one request whose lease ended; false: none. The caller gives its pages back. */
+bool handoff_ticket_expire(struct handoff_tickets *b, uint64_t now_ns, uint64_t *request);
+/* When the next lease ends; UINT64_MAX: none will. */
+uint64_t handoff_ticket_due(const struct handoff_tickets *b);
+uint32_t handoff_tickets_open_n(const struct handoff_tickets *b); /* open or claimed */
+
+/* As text: "bt1." and 86 digits of base64url. Parsing takes that form alone: BATON_ERR_INPUT. */
+#define HANDOFF_TICKET_TEXT 91u
+void handoff_ticket_text(const uint8_t ticket[HANDOFF_TICKET], char out[HANDOFF_TICKET_TEXT]);
+int handoff_ticket_parse(const char *text, uint8_t ticket[HANDOFF_TICKET], struct baton_error *e);
 
 #endif

@@ -5,6 +5,8 @@
  * offer.c    the body of OFFER, geometry and identity
  * request.c  the table of requests and how one ends
  * producer.c consumer.c  the two halves of the protocol
+ * claim.c    requests that the consumer opens by a ticket
+ * ticket.c   the book of tickets of an issuer
  * conn.c     HELLO, heartbeats, life and death of a connection
  * in.c out.c its frames, from bytes and to bytes
  * auth.c     session keys and the tags of frames
@@ -40,6 +42,7 @@ enum handoff_type {
     HANDOFF_NACK = 11,
     HANDOFF_ABORT = 12,
     HANDOFF_CLOSE = 13,
+    HANDOFF_CLAIM = 14,
     HANDOFF_N_TYPES
 };
 
@@ -67,6 +70,7 @@ struct handoff_header {
 #define HANDOFF_LOGITS_BYTES 16u
 #define HANDOFF_ACK_BYTES 32u
 #define HANDOFF_NACK_BYTES (8u + HANDOFF_REASON_BYTES)
+#define HANDOFF_CLAIM_BYTES 96u
 
 static inline void handoff_put16(uint8_t *p, uint16_t v)
 {
@@ -166,6 +170,7 @@ int handoff_geometry_limits(const struct kv_geometry *g, int code, struct baton_
 /* ---- requests ------------------------------------------------------------------------------- */
 
 enum handoff_state {
+    HANDOFF_CLAIMED,   /* CLAIM sent or taken, no OFFER yet: nothing but the id is known */
     HANDOFF_OFFERED,   /* OFFER sent or taken, no answer yet */
     HANDOFF_RESERVED,  /* pieces travel */
     HANDOFF_COMMITTED, /* COMMIT sent or taken: the logits row, then the answer */
@@ -207,6 +212,7 @@ struct handoff_request {
     struct handoff_request *next;
     uint64_t id;
     enum handoff_state state;
+    bool claimed; /* opened by CLAIM */
     bool digest, wants_logits;
     uint32_t n_ids, held;
     struct kv_geometry geometry;
@@ -229,8 +235,14 @@ struct handoff_request {
 };
 
 struct handoff_request *handoff_request_find(struct handoff_conn *c, uint64_t id);
+/* A new entry that is claimed. */
+int handoff_request_open(struct handoff_conn *c, uint64_t id, struct handoff_request **out,
+                         struct baton_error *e);
+/* What OFFER says, into a new entry or one that is claimed. */
 int handoff_request_add(struct handoff_conn *c, const struct handoff_offer *o,
                         struct handoff_request **out, struct baton_error *e);
+/* The offer did not come about: forget the entry, or go back to where it was claimed. */
+void handoff_request_withdraw(struct handoff_conn *c, struct handoff_request *r);
 /* Forget an entry: its id means nothing from here on. */
 void handoff_request_remove(struct handoff_conn *c, struct handoff_request *r);
 /* Log a transition. */
@@ -380,6 +392,7 @@ void handoff_conn_doom(struct handoff_conn *c, const struct baton_error *why);
  * negative code ends the connection. */
 int handoff_producer_take(struct handoff_conn *c, struct handoff_request *r, const uint8_t *control,
                           struct baton_error *e);
+int handoff_claim_take(struct handoff_conn *c, const uint8_t *control, struct baton_error *e);
 int handoff_consumer_offer(struct handoff_conn *c, uint8_t *control, struct baton_error *e);
 int handoff_consumer_take(struct handoff_conn *c, struct handoff_request *r, const uint8_t *control,
                           uint8_t *payload, struct baton_error *e);

@@ -29,10 +29,13 @@ static int take_of_request(struct handoff_conn *c, struct baton_error *e)
 {
     unsigned type = c->in.type;
     struct handoff_request *r = handoff_request_find(c, c->in.request);
-    if (type == HANDOFF_OFFER && r)
-        return base_fail(e, BATON_ERR_PEER, "OFFER of request %llu, which is open",
-                         (unsigned long long)r->id);
-    if (type == HANDOFF_OFFER)
+    bool awaited = r && r->claimed && (r->state == HANDOFF_CLAIMED || r->state == HANDOFF_ENDED);
+    if (r && (type == HANDOFF_CLAIM || (type == HANDOFF_OFFER && !awaited)))
+        return base_fail(e, BATON_ERR_PEER, "%s of request %llu, which is open",
+                         handoff_type_name(type), (unsigned long long)r->id);
+    if (type == HANDOFF_CLAIM)
+        return handoff_claim_take(c, c->in_control.data, e);
+    if (type == HANDOFF_OFFER && (!r || r->state == HANDOFF_CLAIMED))
         return handoff_consumer_offer(c, c->in_control.data, e);
     if (!r)
         return base_fail(e, BATON_ERR_PEER, "%s for unknown request %llu", handoff_type_name(type),

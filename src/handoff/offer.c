@@ -41,7 +41,7 @@ int handoff_geometry_limits(const struct kv_geometry *g, int code, struct baton_
 size_t handoff_offer_bytes(const struct handoff_offer *o)
 {
     return HANDOFF_OFFER_BYTES + (size_t)o->geometry.n_layers * HANDOFF_OFFER_LAYER_BYTES +
-           (size_t)o->n_ids * 4;
+           (size_t)o->n_ids * 4 + (o->ticket ? HANDOFF_TICKET : 0);
 }
 
 void handoff_offer_write(uint8_t *p, const struct handoff_offer *o)
@@ -59,7 +59,7 @@ void handoff_offer_write(uint8_t *p, const struct handoff_offer *o)
     handoff_put32(p + 144, g->window);
     handoff_put32(p + 148, o->n_ids);
     handoff_put32(p + 152, o->max_new);
-    handoff_put32(p + 156, (o->stream ? 1u : 0u) | (o->digest ? 2u : 0u));
+    handoff_put32(p + 156, (o->stream ? 1u : 0u) | (o->digest ? 2u : 0u) | (o->ticket ? 4u : 0u));
     p += HANDOFF_OFFER_BYTES;
     for (uint32_t l = 0; l < g->n_layers; l++, p += HANDOFF_OFFER_LAYER_BYTES) {
         uint32_t first = kv_retained_first(g, l, o->n_ids);
@@ -70,6 +70,8 @@ void handoff_offer_write(uint8_t *p, const struct handoff_offer *o)
     }
     for (uint32_t i = 0; i < o->n_ids; i++)
         handoff_put32(p + 4 * (size_t)i, (uint32_t)o->ids[i]);
+    if (o->ticket)
+        memcpy(p + 4 * (size_t)o->n_ids, o->ticket, HANDOFF_TICKET);
 }
 
 static int read_fixed(const uint8_t *p, size_t n, struct handoff_offer *o, struct baton_error *e)
@@ -89,9 +91,10 @@ static int read_fixed(const uint8_t *p, size_t n, struct handoff_offer *o, struc
     uint32_t flags = handoff_get32(p + 156);
     o->stream = flags & 1;
     o->digest = flags & 2;
+    o->ticket = flags & 4 ? p : NULL; /* its place is known with the sizes */
     uint64_t reserved = handoff_get64(p + 160) | handoff_get64(p + 168) | handoff_get64(p + 176) |
                         handoff_get64(p + 184);
-    if (flags > 3 || reserved)
+    if (flags > 7 || reserved)
         return base_fail(e, BATON_ERR_PEER, "OFFER with fields that version 1 does not have");
     if (g->n_layers == 0 || g->n_layers > KV_MAX_LAYERS || o->n_ids == 0 ||
         o->n_ids > HANDOFF_MAX_IDS || n != handoff_offer_bytes(o))
@@ -123,6 +126,8 @@ int handoff_offer_read(uint8_t *p, size_t n, struct handoff_offer *o, const uint
         memcpy(entry + 4 * (size_t)i, &id, 4);
     }
     o->ids = (const int32_t *)(const void *)entry; /* 4-aligned: all sizes before are */
+    if (o->ticket)
+        o->ticket = entry + 4 * (size_t)o->n_ids;
     return handoff_geometry_limits(g, BATON_ERR_PEER, e);
 }
 

@@ -27,10 +27,11 @@ static int offer_check(struct handoff_conn *c, const struct handoff_offer *o, st
     int rc = handoff_geometry_limits(&o->geometry, BATON_ERR_USAGE, e);
     if (rc)
         return rc;
-    if (handoff_request_find(c, o->request))
+    const struct handoff_request *r = handoff_request_find(c, o->request);
+    if (r && r->state != HANDOFF_CLAIMED)
         return base_fail(e, BATON_ERR_BUSY, "request %llu is open on this connection",
                          (unsigned long long)o->request);
-    if (c->n_requests >= HANDOFF_MAX_REQUESTS || c->out_bytes > OFFERS_BYTES)
+    if ((!r && c->n_requests >= HANDOFF_MAX_REQUESTS) || c->out_bytes > OFFERS_BYTES)
         return base_fail(e, BATON_ERR_BUSY, "%u requests are open on this connection",
                          c->n_requests);
     return 0;
@@ -63,7 +64,7 @@ int handoff_offer(struct handoff_conn *c, const struct handoff_offer *o, struct 
     if (!rc) {
         rc = feeds_open(r, e);
         if (rc)
-            handoff_request_remove(c, r);
+            handoff_request_withdraw(c, r);
     }
     if (rc) {
         free(f);
@@ -84,6 +85,9 @@ static int request_open(struct handoff_conn *c, uint64_t id, struct handoff_requ
     *out = handoff_request_find(c, id);
     if (!*out || (*out)->state == HANDOFF_ENDED)
         return base_fail(e, BATON_ERR_CANCELLED, "request %llu is over", (unsigned long long)id);
+    if ((*out)->state == HANDOFF_CLAIMED)
+        return base_fail(e, BATON_ERR_USAGE, "request %llu was not offered yet",
+                         (unsigned long long)id);
     if ((*out)->commit_queued)
         return base_fail(e, BATON_ERR_USAGE, "request %llu is committed already",
                          (unsigned long long)id);
@@ -482,7 +486,7 @@ int handoff_producer_take(struct handoff_conn *c, struct handoff_request *r, con
         handoff_request_finished(c, r, &why);
         return 0;
     case HANDOFF_NACK:
-        if (r->state == HANDOFF_OFFERED)
+        if (r->state < HANDOFF_RESERVED)
             return base_fail(e, BATON_ERR_PEER, "NACK of request %llu before RESERVE",
                              (unsigned long long)r->id);
         handoff_reason_read(control + 8, &why);

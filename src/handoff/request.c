@@ -24,27 +24,41 @@ void handoff_request_note(const struct handoff_conn *c, const struct handoff_req
              (unsigned long long)r->id, what);
 }
 
-int handoff_request_add(struct handoff_conn *c, const struct handoff_offer *o,
-                        struct handoff_request **out, struct baton_error *e)
+int handoff_request_open(struct handoff_conn *c, uint64_t id, struct handoff_request **out,
+                         struct baton_error *e)
 {
     struct handoff_request *r = base_try_alloc(1, sizeof *r, e);
     if (!r)
         return BATON_ERR_NOMEM;
-    r->slots = base_try_alloc(2 * (size_t)o->geometry.n_layers, sizeof *r->slots, e);
-    if (!r->slots) {
-        free(r);
-        return BATON_ERR_NOMEM;
-    }
-    r->id = o->request;
-    r->state = HANDOFF_OFFERED;
-    r->digest = o->digest;
-    r->n_ids = o->n_ids;
-    r->geometry = o->geometry;
+    r->id = id;
+    r->state = HANDOFF_CLAIMED;
+    r->claimed = true;
     struct handoff_request **end = &c->requests;
     while (*end)
         end = &(*end)->next;
     *end = r;
     c->n_requests++;
+    *out = r;
+    return 0;
+}
+
+int handoff_request_add(struct handoff_conn *c, const struct handoff_offer *o,
+                        struct handoff_request **out, struct baton_error *e)
+{
+    struct handoff_request *r = handoff_request_find(c, o->request);
+    struct handoff_slot *slots = base_try_alloc(2 * (size_t)o->geometry.n_layers, sizeof *slots, e);
+    bool claimed = r;
+    int rc = !slots ? BATON_ERR_NOMEM : claimed ? 0 : handoff_request_open(c, o->request, &r, e);
+    if (rc) {
+        free(slots);
+        return rc;
+    }
+    r->slots = slots;
+    r->claimed = claimed;
+    r->state = HANDOFF_OFFERED;
+    r->digest = o->digest;
+    r->n_ids = o->n_ids;
+    r->geometry = o->geometry;
     *out = r;
     return 0;
 }
@@ -89,6 +103,16 @@ void handoff_request_remove(struct handoff_conn *c, struct handoff_request *r)
     c->n_requests--;
     request_release(r);
     free(r);
+}
+
+void handoff_request_withdraw(struct handoff_conn *c, struct handoff_request *r)
+{
+    if (!r->claimed) {
+        handoff_request_remove(c, r);
+        return;
+    }
+    request_release(r);
+    r->state = HANDOFF_CLAIMED;
 }
 
 /* ---- views ---------------------------------------------------------------------------------- */

@@ -72,6 +72,9 @@ uint32_t kv_seq_length(const struct kv_seq *s);
 const struct baton_kv_view *kv_seq_views(struct kv_seq *s);
 /* Generation of the block that holds `position` in `layer`; 0 where none. */
 uint32_t kv_seq_generation(const struct kv_seq *s, uint32_t layer, uint32_t position);
+/* A number for all blocks held and their generations: another one as soon as a block was given back
+ * or added. Equal numbers of different states are as likely as equal 64-bit hashes. */
+uint64_t kv_seq_generations(const struct kv_seq *s);
 
 /* ---- layouts ------------------------------------------------------------------------------ */
 

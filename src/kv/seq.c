@@ -3,6 +3,7 @@
 #include "kv/kv_priv.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Tables have their full size from the start and never move: a copy of a view that the I/O thread
  * still reads keeps its table while the engine thread appends further blocks behind. */
@@ -215,4 +216,24 @@ uint32_t kv_seq_generation(const struct kv_seq *s, uint32_t layer, uint32_t posi
 const struct kv_geometry *kv_seq_geometry(const struct kv_seq *s)
 {
     return &s->pool->geometry;
+}
+
+uint64_t kv_seq_generations(const struct kv_seq *s)
+{
+    struct base_sha256 h;
+    uint8_t sum[32];
+    uint64_t out;
+    base_sha256_init(&h);
+    for (int g = 0; g < KV_N_GROUPS; g++) {
+        const struct kv_table *t = &s->table[g];
+        for (uint32_t i = t->begin; i < t->end; i++) {
+            int32_t block = t->blocks[i];
+            const uint32_t one[4] = {(uint32_t)g, i, (uint32_t)block,
+                                     block < 0 ? 0 : s->pool->group[g].generation[block]};
+            base_sha256_update(&h, one, sizeof one);
+        }
+    }
+    base_sha256_final(&h, sum);
+    memcpy(&out, sum, sizeof out);
+    return out;
 }

@@ -172,6 +172,10 @@ struct end {
     uint32_t give_held[RIG_IDS];
     bool want_logits;
     bool abort_in_commit;
+    /* producer */
+    int claims[RIG_IDS];
+    uint8_t ticket[RIG_IDS][HANDOFF_TICKET];        /* as CLAIM or OFFER brought it */
+    void (*on_claim)(struct end *end, uint64_t id); /* NULL: the test answers later */
 };
 
 static inline uint64_t ids_sum(const int32_t *ids, uint32_t n)
@@ -200,6 +204,8 @@ static void rig_offer(void *ctx, const struct handoff_offer *o)
     end->offer[i] = *o;
     end->offer[i].ids = NULL;
     end->ids_sum[i] = ids_sum(o->ids, o->n_ids);
+    if (o->ticket)
+        memcpy(end->ticket[i], o->ticket, HANDOFF_TICKET);
     if (end->into[i] && handoff_geometry_check(&end->into[i]->g, &o->geometry, &why)) {
         test_ok(handoff_refuse(end->conn, o->request, &why, &e), &e);
         return;
@@ -244,6 +250,16 @@ static void rig_end(void *ctx, uint64_t id, const struct baton_error *why)
     end->why[i] = *why;
 }
 
+static void rig_claim(void *ctx, uint64_t id, const uint8_t *ticket)
+{
+    struct end *end = ctx;
+    unsigned i = id % RIG_IDS;
+    end->claims[i]++;
+    memcpy(end->ticket[i], ticket, HANDOFF_TICKET);
+    if (end->on_claim)
+        end->on_claim(end, id);
+}
+
 static inline void end_open(struct end *end, struct transport *t, bool producer, uint64_t dead_ns)
 {
     struct baton_error e;
@@ -252,7 +268,8 @@ static inline void end_open(struct end *end, struct transport *t, bool producer,
                                       .key = rig_auth ? rig_key : NULL,
                                       .key_bytes = sizeof rig_key,
                                       .tag_payload = rig_auth == 2};
-    const struct handoff_callbacks cb = {rig_offer, rig_commit, rig_reserve, rig_end, end};
+    const struct handoff_callbacks cb = {rig_offer, rig_commit, rig_reserve,
+                                         rig_end,   .ctx = end, .on_claim = rig_claim};
     memset(end, 0, sizeof *end);
     test_ok(handoff_conn_open(t, &o, &cb, &end->conn, &e), &e);
 }

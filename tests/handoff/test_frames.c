@@ -15,7 +15,8 @@ static void test_hostile_headers(void **state)
     struct scene s;
     header_case(4, 2, 2, BATON_ERR_MISMATCH, "wire version 2");
     header_case(6, 1, 0, BATON_ERR_PEER, "unknown type 0");
-    header_case(6, 1, 14, BATON_ERR_PEER, "unknown type 14");
+    header_case(6, 1, 15, BATON_ERR_PEER, "unknown type 15");
+    header_case(6, 1, W_CLAIM, BATON_ERR_PEER, "CLAIM from a producer");
     header_case(6, 1, 255, BATON_ERR_PEER, "unknown type 255");
     header_case(6, 1, W_RESERVE, BATON_ERR_PEER, "RESERVE from a producer");
     header_case(6, 1, W_COMMIT, BATON_ERR_PEER, "COMMIT with a body of 32");

@@ -26,7 +26,8 @@ enum {
     W_ACK,
     W_NACK,
     W_ABORT,
-    W_CLOSE
+    W_CLOSE,
+    W_CLAIM
 };
 
 /* The session key of one direction, from the secret and the bodies of both HELLOs. */

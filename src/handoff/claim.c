@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pull: a consumer opens a request by its ticket, and the producer answers with the same OFFER that
+ * it would push. From there on nothing differs. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "handoff/handoff_priv.h"
+
+int handoff_claim(struct handoff_conn *c, uint64_t request, const uint8_t ticket[HANDOFF_TICKET],
+                  struct baton_error *e)
+{
+    struct handoff_request *r;
+    if (c->death.code)
+        return base_fail(e, c->death.code, "%s", c->death.text);
+    if (c->producer)
+        return base_fail(e, BATON_ERR_USAGE, "a producer claims nothing");
+    if (handoff_request_find(c, request))
+        return base_fail(e, BATON_ERR_BUSY, "request %llu is open on this connection",
+                         (unsigned long long)request);
+    if (c->n_requests >= HANDOFF_MAX_REQUESTS)
+        return base_fail(e, BATON_ERR_BUSY, "%u requests are open on this connection",
+                         c->n_requests);
+    struct handoff_out *f = handoff_out_new(HANDOFF_CLAIM, request, HANDOFF_CLAIM_BYTES, e);
+    if (!f)
+        return BATON_ERR_NOMEM;
+    int rc = handoff_request_open(c, request, &r, e);
+    if (rc) {
+        free(f);
+        return rc;
+    }
+    memcpy(f->control, ticket, HANDOFF_TICKET);
+    memset(f->control + HANDOFF_TICKET, 0, HANDOFF_CLAIM_BYTES - HANDOFF_TICKET);
+    handoff_out_push(c, f);
+    handoff_request_note(c, r, "CLAIM");
+    return 0;
+}
+
+int handoff_claim_take(struct handoff_conn *c, const uint8_t *control, struct baton_error *e)
+{
+    struct handoff_request *r;
+    static const uint8_t zero[HANDOFF_CLAIM_BYTES - HANDOFF_TICKET];
+    if (memcmp(control + HANDOFF_TICKET, zero, sizeof zero))
+        return base_fail(e, BATON_ERR_PEER, "CLAIM with fields that version 1 does not have");
+    if (c->n_requests >= HANDOFF_MAX_REQUESTS)
+        return base_fail(e, BATON_ERR_PEER, "more than %u requests at a time",
+                         HANDOFF_MAX_REQUESTS);
+    int rc = handoff_request_open(c, c->in.request, &r, e);
+    if (rc)
+        return rc;
+    handoff_request_note(c, r, "CLAIM came");
+    if (c->cb.on_claim) {
+        c->cb.on_claim(c->cb.ctx, r->id, control);
+        return 0;
+    }
+    struct baton_error why;
+    base_fail(&why, BATON_ERR_UNSUPPORTED, "nothing can be claimed here");
+    r->state = HANDOFF_ENDED; /* the owner never heard of it, so on_end is not called */
+    handoff_request_final(c, r, HANDOFF_ABORT, HANDOFF_NO_SLOT, &why);
+    return 0;
+}
