@@ -197,8 +197,8 @@ int handoff_reserve(struct handoff_conn *c, uint64_t request, const struct baton
 int handoff_refuse(struct handoff_conn *c, uint64_t request, const struct baton_error *why,
                    struct baton_error *e);
 
-/* Ask for what a ticket of the peer's stands for, as request `request`, which the caller chooses and
- * which must not be open on this connection. on_offer follows, or on_end with the refusal: see
+/* Ask for what a ticket of the peer's stands for, as a request whose id the caller chooses; it must
+ * not be open on this connection. on_offer follows, or on_end with the refusal: see
  * handoff_ticket_claim. An abort gives the claim back. */
 int handoff_claim(struct handoff_conn *c, uint64_t request, const uint8_t ticket[HANDOFF_TICKET],
                   struct baton_error *e);
@@ -246,11 +246,11 @@ int handoff_ticket_issue(struct handoff_tickets *b, uint64_t request, uint64_t g
  * withdrawn, of another epoch. */
 int handoff_ticket_request(struct handoff_tickets *b, const uint8_t ticket[HANDOFF_TICKET],
                            uint64_t now_ns, uint64_t *request, struct baton_error *e);
-/* Claim it, `generations` being those of now; fails as above, BATON_ERR_STALE where they differ, and
- * BATON_ERR_BUSY where it is claimed. */
+/* Claim it, `generations` being those of now. Fails as above, with BATON_ERR_STALE where they
+ * differ, and with BATON_ERR_BUSY where it is claimed. */
 int handoff_ticket_claim(struct handoff_tickets *b, const uint8_t ticket[HANDOFF_TICKET],
                          uint64_t generations, uint64_t now_ns, struct baton_error *e);
-/* The claimant is gone without ACK, last heard of at heard_ns: open again, for a lease from then. */
+/* The claimant is gone without ACK, last heard of at heard_ns: open again, a lease from then on. */
 void handoff_ticket_release(struct handoff_tickets *b, uint64_t request, uint64_t heard_ns);
 /* It is over: acknowledged, or its owner gave the request up. Unknown requests are ignored. */
 void handoff_ticket_burn(struct handoff_tickets *b, uint64_t request);

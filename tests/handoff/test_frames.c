@@ -42,9 +42,9 @@ static void test_hostile_headers(void **state)
     dies(&s, BATON_ERR_PEER, "HEARTBEAT for a request");
     reserved(&s);
     uint8_t *big = calloc(5, 1u << 20);
-    wire_frame(&s.w, W_OFFER, 2, big, 192 + 16 * 512 + (4u << 20) + 4, NULL, 0, false);
+    wire_frame(&s.w, W_OFFER, 2, big, 192 + 16 * 512 + (4u << 20) + 68, NULL, 0, false);
     free(big);
-    dies(&s, BATON_ERR_PEER, "OFFER with a body of 4202692 bytes");
+    dies(&s, BATON_ERR_PEER, "OFFER with a body of 4202756 bytes");
 }
 
 static void hello_case(uint32_t min, uint32_t max, uint32_t role, uint64_t heartbeat, int code,

@@ -266,7 +266,8 @@ static void test_hostile_offers(void **state)
     offer_case(148, 0, "0 ids");
     offer_case(148, 4, "4 ids");
     offer_case(148, UINT32_MAX, "4294967295 ids");
-    offer_case(156, 4, "fields that version 1 does not have");
+    offer_case(156, 8, "fields that version 1 does not have");
+    offer_case(156, 4, "OFFER of 2 layers and 5 ids in 244 bytes"); /* where is the ticket? */
     offer_case(160, 1, "fields that version 1 does not have");
     offer_case(188, 1, "fields that version 1 does not have");
     offer_case(192, 2, "layer 0 of kind 2");
