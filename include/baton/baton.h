@@ -147,11 +147,11 @@ struct baton_request_options {
     const char *kv_save;  /* consumer or both: write the cache as it stands after prefill (import),
                              before the first step, to this safetensors file (docs/kv-file.md).
                              Only a model with content_identity can load it again */
-    const char *kv_load;  /* producer or both: start from this KV file. It must be of this model,
-                             opened with content_identity (small ones always are), and of the first
-                             tokens of this prompt: BATON_ERR_MISMATCH or _INPUT. The positions that
-                             it holds are not computed again. It must stay as it is until the
-                             request is closed */
+    const char *kv_load;  /* start from this KV file. It must be of this model, opened with
+                             content_identity (small ones always are), and of the first tokens of
+                             this prompt: BATON_ERR_MISMATCH or _INPUT. The positions that it holds
+                             are not computed again, and do not travel where the consumer was given
+                             it. It must stay as it is until the request is closed */
     bool local_prefill;   /* consumer: where the handoff fails before COMMIT (refused, torn, a
                              digest that differs, a producer that died or gave up), compute the
                              prompt here, in fresh pages, and go on; the stats say so. Without it:
@@ -207,7 +207,8 @@ struct baton_stats {
     uint64_t kv_bytes, weights_bytes;
     uint32_t steps_by_lanes[9]; /* decode steps of this request by active lanes */
     uint32_t prefilled_tokens;  /* of the prompt, so far: a progress bar's figure */
-    uint32_t loaded_tokens;     /* of these, taken from kv_load */
+    uint32_t loaded_tokens;     /* of these, taken from kv_load; at a consumer: positions below this
+                                   did not travel */
     char reason[252];           /* why, where the verdict is "failed" or "local-prefill"; else "" */
 };
 int baton_request_stats(struct baton_request *r, struct baton_stats *out);

@@ -187,7 +187,7 @@ static int open_request(struct run *x, enum baton_role role, struct way way,
         .n_force = a->n_force,
         .want_logits = a->logits != NULL,
         .kv_save = role == BATON_PRODUCER ? NULL : a->kv_save,
-        .kv_load = role == BATON_CONSUMER ? NULL : a->kv_load,
+        .kv_load = a->kv_load,
         .local_prefill = role == BATON_CONSUMER && a->local_prefill,
     };
     int rc = baton_engine_open(x->model, &eo, engine, e);
@@ -368,7 +368,7 @@ static int consume_inproc(struct run *x, struct baton_error *e)
 
 /* ---- the whole of it ---------------------------------------------------------------------- */
 
-/* The producer will load it: refuse it here, where one message tells why. */
+/* The engines will load it: refuse it here, where one message tells why. */
 static int check_file(struct run *x, struct baton_error *e)
 {
     struct kv_file *f = NULL;

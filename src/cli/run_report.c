@@ -47,9 +47,9 @@ static json_t *handoff_json(const struct run_args *a, const struct baton_stats *
 {
     if (a->mode == BATON_NATIVE)
         return json_null();
-    return json_pack("{s:i,s:i,s:I,s:i,s:{s:o,s:o},s:s,s:s,s:s*}", "layers", (int)s->layers,
+    return json_pack("{s:i,s:i,s:I,s:i,s:i,s:{s:o,s:o},s:s,s:s,s:s*}", "layers", (int)s->layers,
                      "slots", (int)s->slots, "bytes", (json_int_t)s->bytes, "pieces",
-                     (int)s->pieces, "positions", "global",
+                     (int)s->pieces, "held", (int)s->loaded_tokens, "positions", "global",
                      positions_json(s->global_first, s->global_last), "local",
                      positions_json(s->local_first, s->local_last), "digest", s->digest, "verdict",
                      s->verdict, "reason", s->reason[0] ? s->reason : NULL);
@@ -124,6 +124,9 @@ static void print_handoff(const struct model_config *c, const struct baton_stats
     char bytes[16];
     fprintf(stderr, "handoff  %u slots of %u layers, %s in %u pieces\n", s->slots, s->layers,
             cli_bytes(s->bytes, bytes), s->pieces);
+    if (s->loaded_tokens)
+        fprintf(stderr, "         positions below %u came from the file and did not travel\n",
+                s->loaded_tokens);
     print_layers(c, s);
     fprintf(stderr, "digest   %.16s%s  %s\n", s->digest, s->digest[0] == 'o' ? "" : "...",
             s->verdict);

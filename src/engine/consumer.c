@@ -175,7 +175,7 @@ static void start_over(struct baton_engine *en, struct engine_session *s,
     s->row = NULL;
     s->committed = false;
     memset(&s->result, 0, sizeof s->result);
-    s->done = 0;
+    s->done = s->held = s->stats.loaded_tokens = 0;
     s->state = ENGINE_WAITING;
     engine_session_judge(s, "local-prefill", why);
     engine_request_publish(s->request, &s->stats);
@@ -199,6 +199,17 @@ static bool wants_row(const struct baton_engine *en, const struct engine_ask *a)
                             (a->min_tokens > 0 && model_config_of(en->model->model)->n_eos > 0)));
 }
 
+/* What the consumer has in a file need not travel, besides the last position, which always does. A
+ * local layer retains less of it the longer the prompt is. */
+static int load_held(struct engine_session *s, struct baton_error *e)
+{
+    const struct engine_ask *a = &s->request->ask;
+    uint32_t n = kv_file_info(a->kv_load)->n_tokens;
+    s->held = n < a->n_ids ? n : a->n_ids - 1;
+    s->stats.loaded_tokens = s->held;
+    return kv_load_below(s->seq, a->kv_load, s->held, e);
+}
+
 /* Lend pages, and a place for the row, to the I/O thread. */
 static int reserve(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
 {
@@ -206,6 +217,8 @@ static int reserve(struct baton_engine *en, struct engine_session *s, struct bat
     int rc = engine_session_take_pages(en, s, a->n_ids + a->max_tokens, e);
     if (rc == 0)
         rc = kv_seq_reserve_import(s->seq, a->n_ids, e);
+    if (rc == 0 && a->kv_load)
+        rc = load_held(s, e);
     if (rc == 0 && wants_row(en, a) && !(s->row = base_try_alloc(en->vocab, sizeof *s->row, e)))
         rc = BATON_ERR_NOMEM;
     if (rc == 0) {

@@ -176,6 +176,7 @@ struct engine_session {
     uint32_t *sent;       /* [n_layers] the I/O thread was given the positions below */
     atomic_bool reserved; /* set by the I/O thread: the peer's pages are there */
     bool commit_sent;
+    uint32_t held; /* consumer: positions [0, held) came from kv_load and do not travel */
     /* with a trace */
     uint32_t track; /* 0 = not seen yet */
     enum engine_state traced;

@@ -216,7 +216,7 @@ static void take_step(struct baton_engine *en, const struct engine_message *m)
         rc = handoff_commit(io->conn, m->id, &c, &e);
     } else if (m->kind == ENGINE_RESERVE) {
         entry->session = m->session;
-        rc = handoff_reserve(io->conn, m->id, kv_seq_views(m->session->seq), 0,
+        rc = handoff_reserve(io->conn, m->id, kv_seq_views(m->session->seq), m->session->held,
                              m->session->row != NULL, &e);
     } else if (m->kind == ENGINE_REFUSE) {
         rc = handoff_refuse(io->conn, m->id, &m->why, &e);

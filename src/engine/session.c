@@ -44,10 +44,6 @@ static int check(const struct baton_engine *en, const struct baton_request_optio
     if (en->role == BATON_PRODUCER && o->mode != BATON_WHOLE && o->mode != BATON_STREAM)
         return base_fail(e, BATON_ERR_USAGE, "a producer's mode is whole or stream, not %d",
                          (int)o->mode);
-    if (en->role == BATON_CONSUMER && o->kv_load)
-        return base_fail(
-            e, BATON_ERR_USAGE,
-            "a consumer gets its cache from the producer: the producer loads the file");
     if (en->role == BATON_CONSUMER && o->local_prefill &&
         !device_caps(en->binding->device)->prefill)
         return base_fail(e, BATON_ERR_UNSUPPORTED, "device %s can't prefill",

@@ -182,5 +182,8 @@ int kv_file_fits(const struct kv_file *f, const struct kv_geometry *g, struct ba
 /* Fill an empty sequence: room for n_tokens, every slot converted into its pages, length set.
  * BATON_ERR_INPUT that names slot and position where a number is not finite. */
 int kv_load(struct kv_seq *s, const struct kv_file *f, struct baton_error *e);
+/* The same for a sequence that kv_seq_reserve_import gave room for n_tokens or more: of the file's
+ * positions those below `end` that a layer retains at the sequence's length. */
+int kv_load_below(struct kv_seq *s, const struct kv_file *f, uint32_t end, struct baton_error *e);
 
 #endif

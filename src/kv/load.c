@@ -325,9 +325,10 @@ int kv_file_fits(const struct kv_file *f, const struct kv_geometry *g, struct ba
     return 0;
 }
 
-/* One slot, which must be finite: what is not would silently become every later token's answer. */
+/* Positions [from, to) of a slot, which must be finite: what is not would silently become every
+ * later token's answer. */
 static int load_slot(const struct kv_file *f, const struct baton_kv_view *dst, uint32_t layer,
-                     enum kv_which which, struct baton_error *e)
+                     enum kv_which which, uint32_t from, uint32_t to, struct baton_error *e)
 {
     struct baton_kv_layout layout;
     struct baton_kv_view src = kv_file_view(f, layer, &layout);
@@ -338,7 +339,24 @@ static int load_slot(const struct kv_file *f, const struct baton_kv_view *dst, u
         return base_fail(e, BATON_ERR_INPUT, "%s: tensor %c.%u: not finite at position %u", f->what,
                          which == KV_K ? 'k' : 'v', layer,
                          first + (uint32_t)(at / f->info.head_dim % n));
-    return kv_copy(dst, &src, which, first, n, e);
+    return from < to ? kv_copy(dst, &src, which, from, to - from, e) : 0;
+}
+
+int kv_load_below(struct kv_seq *s, const struct kv_file *f, uint32_t end, struct baton_error *e)
+{
+    const struct kv_geometry *g = kv_seq_geometry(s);
+    const struct baton_kv_view *views = kv_seq_views(s);
+    int rc = kv_file_fits(f, g, e);
+    if (rc == 0 && (end > f->info.n_tokens || kv_seq_length(s) < f->info.n_tokens))
+        rc = base_fail(e, BATON_ERR_USAGE, "%s: %u of %u positions for a sequence of %u", f->what,
+                       end, f->info.n_tokens, kv_seq_length(s));
+    for (uint32_t l = 0; rc == 0 && l < f->info.n_layers; l++) {
+        uint32_t from = kv_retained_first(g, l, kv_seq_length(s));
+        rc = load_slot(f, &views[l], l, KV_K, from, end, e);
+        if (rc == 0)
+            rc = load_slot(f, &views[l], l, KV_V, from, end, e);
+    }
+    return rc;
 }
 
 int kv_load(struct kv_seq *s, const struct kv_file *f, struct baton_error *e)
@@ -346,11 +364,5 @@ int kv_load(struct kv_seq *s, const struct kv_file *f, struct baton_error *e)
     int rc = kv_file_fits(f, kv_seq_geometry(s), e);
     if (rc == 0)
         rc = kv_seq_reserve_import(s, f->info.n_tokens, e);
-    const struct baton_kv_view *views = kv_seq_views(s);
-    for (uint32_t l = 0; rc == 0 && l < f->info.n_layers; l++) {
-        rc = load_slot(f, &views[l], l, KV_K, e);
-        if (rc == 0)
-            rc = load_slot(f, &views[l], l, KV_V, e);
-    }
-    return rc;
+    return rc ? rc : kv_load_below(s, f, f->info.n_tokens, e);
 }

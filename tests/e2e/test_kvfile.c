@@ -97,6 +97,9 @@ static void check_continues(const char *name, size_t m, size_t n)
                                          "--ignore-eos", "--mode", modes[i], "--kv-load", kv,
                                          "--logits", loaded, "--json", NULL});
         assert_int_equal(json_integer_value(e2e_get(r.json, "loaded_tokens")), m);
+        if (i > 0) /* the last position always travels */
+            assert_int_equal(json_integer_value(e2e_get(r.json, "handoff.held")),
+                             m < n ? m : n - 1);
         expect_same_rows(plain, loaded, what);
         e2e_free(&r);
     }
