@@ -99,6 +99,18 @@ static int read_file(struct cli_check *c, const struct baton_model *m, struct ba
     return rc;
 }
 
+static void make_default(const struct baton_model *m, uint32_t n_tokens, struct cli_check_case *c)
+{
+    struct verify_case *r = &c->result;
+    if (verify_prompt_lookup(m, n_tokens, &c->prompt, &r->error) == 0)
+        return;
+    r->verdict = VERIFY_ERROR;
+    r->tokens = n_tokens;
+    snprintf(r->why, sizeof r->why, "%.230s", r->error.text);
+    snprintf(c->prompt.name, sizeof c->prompt.name, "%u tokens", n_tokens);
+    c->prompt.source = "lookup";
+}
+
 int cli_check_prompts(struct cli_check *c, const struct baton_model *m, struct baton_error *e)
 {
     c->cases = base_try_alloc(CLI_CHECK_CASES, sizeof *c->cases, e);
@@ -106,11 +118,8 @@ int cli_check_prompts(struct cli_check *c, const struct baton_model *m, struct b
         return BATON_ERR_NOMEM;
     if (c->args->prompts)
         return read_file(c, m, e);
-    for (uint32_t i = 0; i < c->args->n_tokens; i++) {
-        int rc = verify_prompt_lookup(m, c->args->tokens[i], &c->cases[i].prompt, e);
-        if (rc)
-            return rc;
-        c->n_cases++;
-    }
+    c->n_cases = c->args->n_tokens;
+    for (uint32_t i = 0; i < c->n_cases; i++)
+        make_default(m, c->args->tokens[i], &c->cases[i]);
     return 0;
 }

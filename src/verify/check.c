@@ -336,7 +336,7 @@ static void note_error(struct verify_case *c, const struct baton_error *e)
 {
     c->error = *e;
     c->verdict = e->code == BATON_ERR_INTEGRITY ? VERIFY_FAIL : VERIFY_ERROR;
-    snprintf(c->why, sizeof c->why, "%.190s", e->text);
+    snprintf(c->why, sizeof c->why, "%.230s", e->text);
 }
 
 void verify_check(const struct verify_options *o, const struct verify_prompt *p,

@@ -117,9 +117,13 @@ int verify_prompt_lookup(const struct baton_model *m, uint32_t n_tokens, struct 
                          struct baton_error *e)
 {
     struct verify_prompt p = {.source = "lookup"};
+    uint32_t most = model_config_of(engine_model(m))->max_positions;
     int rc;
     if (n_tokens == 0)
         return base_fail(e, BATON_ERR_USAGE, "a prompt of no tokens");
+    if (n_tokens > most)
+        return base_fail(e, BATON_ERR_INPUT, "a prompt of %u tokens: the model's context is %u",
+                         n_tokens, most);
     if (has_tokenizer(m)) {
         rc = lookup(m, n_tokens, &p, e);
     } else {

@@ -82,7 +82,8 @@ struct verify_prompt {
 };
 /* A table of records and a question about its first one, as a chat turn where the model has a chat
  * format, with as much cut out of the table's middle as leaves exactly n_tokens. Random ids where
- * the model has no tokenizer. The same for the same model and n_tokens, always. */
+ * the model has no tokenizer. The same for the same model and n_tokens, always.
+ * BATON_ERR_INPUT where the model's context is shorter. */
 int verify_prompt_lookup(const struct baton_model *m, uint32_t n_tokens, struct verify_prompt *out,
                          struct baton_error *e);
 void verify_prompt_free(struct verify_prompt *p);

@@ -135,6 +135,34 @@ static void gemma_window(void **state)
     e2e_free(&r);
 }
 
+/* Around the shipped model's own window. */
+static void gemma_borders(void **state)
+{
+    static const uint32_t n[] = {511, 512, 513, 1024};
+    struct e2e r;
+    const char *args[] = {"check",
+                          "-m",
+                          model_dir("gemma3-tiny"),
+                          "--tokens",
+                          "511,512,513,1024",
+                          "-n",
+                          "2",
+                          "--repeats",
+                          "1",
+                          "--mode",
+                          "stream",
+                          "--reference",
+                          "off",
+                          "--json",
+                          NULL};
+    e2e_expect(&r, 0, args);
+    for (size_t i = 0; i < sizeof n / sizeof *n; i++) {
+        expect_exact(nth_case(&r, i), n[i], 52);
+        expect_positions(nth_case(&r, i), "local", 22, n[i] - 511, n[i] - 1);
+    }
+    e2e_free(&r);
+}
+
 /* Around a window of 8, pages and digest leaves of 64, cpu's chunks of 512. */
 static void borders(void **state)
 {
@@ -394,6 +422,16 @@ static void bad_input(void **state)
         put_lines(path, lines[i][0]);
         expect_input_error(from_file, 2, lines[i][1]);
     }
+    /* One length that can't be made: the other is checked all the same. */
+    struct e2e r;
+    const char *args[] = {
+        "check",     "-m", model_dir("qwen3-tiny"), "--tokens", "4000000,5", "-n", "2",
+        "--repeats", "1",  "--reference",           "off",      "--json",    NULL};
+    e2e_expect(&r, 2, args);
+    assert_string_equal(json_string_value(e2e_get(r.json, "verdict")), "error");
+    assert_string_equal(json_string_value(e2e_get(nth_case(&r, 0), "verdict")), "error");
+    expect_exact(nth_case(&r, 1), 5, 16);
+    e2e_free(&r);
     put_lines(path, "{\"ids\":[1,99999999]}"); /* a case that can't be run is one with an error */
     const char *with_json[] = {"--prompts", path, "--json", NULL};
     expect_input_error(with_json, 2, "\"verdict\": \"error\"");
@@ -402,10 +440,11 @@ static void bad_input(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shipped),        cmocka_unit_test(gemma_window),
-        cmocka_unit_test(borders),        cmocka_unit_test(deep_llama),
-        cmocka_unit_test(across_devices), cmocka_unit_test(import_flip),
-        cmocka_unit_test(prompt_file),    cmocka_unit_test(bad_input)};
+        cmocka_unit_test(shipped),       cmocka_unit_test(gemma_window),
+        cmocka_unit_test(gemma_borders), cmocka_unit_test(borders),
+        cmocka_unit_test(deep_llama),    cmocka_unit_test(across_devices),
+        cmocka_unit_test(import_flip),   cmocka_unit_test(prompt_file),
+        cmocka_unit_test(bad_input)};
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     int rc = cmocka_run_group_tests_name("e2e check", tests, NULL, NULL);

@@ -24,12 +24,12 @@ static void check_text(const struct baton_model *m, const struct verify_prompt *
     free(text);
 }
 
-static void check_model(const char *path, const char *source)
+static void check_model(const char *path, const char *source, uint32_t longest)
 {
-    static const uint32_t lengths[] = {1, 2, 3, 63, 64, 65, 128, 129, 511, 2048, 8191};
+    static const uint32_t lengths[] = {1, 2, 3, 63, 64, 65, 128, 129, 511, 2048, 4096, 8191};
     struct baton_error e;
     struct baton_model *m = open_model(path);
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths && lengths[i] <= longest; i++) {
         struct verify_prompt p = {0}, again = {0};
         test_ok(verify_prompt_lookup(m, lengths[i], &p, &e), &e);
         test_ok(verify_prompt_lookup(m, lengths[i], &again, &e), &e);
@@ -45,22 +45,23 @@ static void check_model(const char *path, const char *source)
     }
     struct verify_prompt none = {0};
     test_fails(verify_prompt_lookup(m, 0, &none, &e), BATON_ERR_USAGE, "no tokens", &e);
+    test_fails(verify_prompt_lookup(m, 4000000, &none, &e), BATON_ERR_INPUT, "context", &e);
     baton_model_close(m);
 }
 
 static void shipped(void **state)
 {
-    check_model(test_path("models/qwen3-tiny"), "lookup");
-    check_model(test_path("models/qwen3-small"), "lookup");
-    check_model(test_path("models/koni-tiny"), "lookup");
-    check_model(test_path("models/gemma3-tiny"), "lookup");
+    check_model(test_path("models/qwen3-tiny"), "lookup", 8191);
+    check_model(test_path("models/qwen3-small"), "lookup", 8191);
+    check_model(test_path("models/koni-tiny"), "lookup", 8191);
+    check_model(test_path("models/gemma3-tiny"), "lookup", 8191);
 }
 
 /* No tokenizer in the folder. */
 static void without_tokenizer(void **state)
 {
-    check_model(test_path("tests/golden/edge/llama-fp32-tied"), "random ids");
-    check_model(test_path("tests/golden/edge/gemma3-window8-headdim256"), "random ids");
+    check_model(test_path("tests/golden/edge/llama-fp32-tied"), "random ids", 4096);
+    check_model(test_path("tests/golden/edge/gemma3-window8-headdim256"), "random ids", 4096);
 }
 
 /* A folder that has one which can't be read is an error, not a prompt of random ids. */
