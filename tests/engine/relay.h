@@ -20,7 +20,7 @@ struct relay {
     int to_producer, to_consumer; /* this side of both */
     enum relay_fault fault;       /* done to the `at`th LAYER frame, from 1, once */
     unsigned at, seen;
-    uint64_t request; /* whose it was */
+    _Atomic uint64_t request; /* whose it was; read while the thread runs */
     uint64_t seed;
 };
 
@@ -54,7 +54,7 @@ static inline bool relay_frame(struct relay *r)
     uint8_t *body = malloc(n + 1);
     bool whole = relay_move(r->to_producer, body, n, false), cut = false;
     if (whole && header[6] == LAYER && ++r->seen == r->at) {
-        memcpy(&r->request, header + 16, sizeof r->request);
+        r->request = relay_u32(header + 16) | (uint64_t)relay_u32(header + 20) << 32;
         if (r->fault == RELAY_FLIP)
             body[control + test_random(&r->seed) % payload] ^= (uint8_t)(1u << r->seed % 8);
         cut = r->fault == RELAY_CUT;
