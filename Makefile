@@ -14,7 +14,7 @@ setup: # installs what is missing, does nothing otherwise
 	@scripts/setup build
 
 run: all # one prompt, answered by two processes
-	$(BUILD)/baton run -m models/gemma3-tiny --prompt-file $(PROMPT) --mode stream --transport tcp -n 64
+	$(BUILD)/baton run -m models/gemma3-tiny --prompt-file $(PROMPT) --mode stream -n 64
 
 test: setup
 	@scripts/test

@@ -102,7 +102,8 @@ struct baton_engine_options {
     uint32_t threads;   /* compute workers; 0 = one a core */
     uint32_t chunk;     /* prefill rows a submission; 0 = the device's choice */
     int peer_fd;        /* connected stream socket to the other role; owned by the engine from a
-                           successful open on. Ignored for BATON_BOTH */
+                           successful open on. Ignored for BATON_BOTH. Over a Unix socket the KV
+                           goes through shared memory that the consumer lends, else inline */
     bool no_digest;     /* skip slot digests; the record then says "off" */
     struct baton_link *link; /* the other role is in this process: instead of peer_fd */
     const void *key; /* shared with the other role, 16 to 4096 bytes, copied: neither talks to
@@ -191,8 +192,9 @@ struct baton_stats {
     uint64_t prefill_ns;    /* compute of the prefill (as the producer reports it in COMMIT) */
     uint64_t transfer_ns;   /* first LAYER sent to last byte landed */
     uint64_t exposed_ns;    /* last byte landed minus end of the last prefill compute */
-    uint64_t import_ns;     /* conversion into pages, after the last byte */
-    uint64_t verify_ns;     /* digests and position proofs, after the last byte */
+    uint64_t import_ns;     /* copy, digest and conversion into pages (one pass), after the last
+                               byte */
+    uint64_t verify_ns;     /* slot digests and position proofs, after the last byte */
     uint64_t ttft_ns;       /* accepted to first token that could be sent */
     uint64_t first_step_ns; /* token 1 to token 2 */
     uint64_t decode_ns;     /* token 1 to the last */
@@ -210,6 +212,7 @@ struct baton_stats {
     uint32_t loaded_tokens;     /* of these, taken from kv_load; at a consumer: positions below this
                                    did not travel */
     char reason[252];           /* why, where the verdict is "failed" or "local-prefill"; else "" */
+    uint64_t landed_bytes;      /* of bytes, what came through shared memory */
 };
 int baton_request_stats(struct baton_request *r, struct baton_stats *out);
 

@@ -28,7 +28,7 @@ static const char help[] =
     "  --prefill DEV, --decode DEV   cpu (default), cpu:ref; `baton devices` lists them\n"
     "  --mode native|whole|stream    one process / KV after the prefill / KV layer by layer\n"
     "                        (default whole)\n"
-    "  --transport inproc|tcp        how the KV travels (default tcp)\n"
+    "  --transport inproc|tcp|shm    one process / TCP on loopback / shared memory (default shm)\n"
     "  --digest on|off       slot digests (default on)\n"
     "  --on-handoff-failure fail|local-prefill   where the KV does not arrive whole: an error\n"
     "                        (default), or the decode side computes the prompt itself\n"
@@ -269,7 +269,7 @@ static int check(const struct run_args *a, struct baton_error *e)
     int prompts = !!a->text + !!a->chat + !!a->prompt_file + !!a->ids_text;
     if (prompts > 1)
         return base_fail(e, BATON_ERR_USAGE, "give one of -p, --chat, --prompt-file and --ids");
-    if (a->mode != BATON_NATIVE && a->transport > RUN_TCP)
+    if (a->mode != BATON_NATIVE && a->transport > RUN_SHM)
         return base_fail(e, BATON_ERR_UNSUPPORTED, "--transport %s is not built yet",
                          cli_run_transport_names[a->transport]);
     if (a->mode == BATON_NATIVE && strcmp(a->prefill, a->decode))
@@ -314,7 +314,7 @@ static int parse(int argc, char **argv, struct run_args *a, bool *done, struct b
 int cli_run(int argc, char **argv)
 {
     struct run_args a = {
-        .common.json = cli_wants_json(argc, argv), .mode = BATON_WHOLE, .transport = RUN_TCP};
+        .common.json = cli_wants_json(argc, argv), .mode = BATON_WHOLE, .transport = RUN_SHM};
     struct run_result r = {0};
     struct baton_model *model = NULL;
     struct baton_error e = {0};

@@ -19,7 +19,7 @@ int cli_run_pair_fork(const struct run_args *a, int (*child)(void *ctx, int fd),
                       struct run_pair *pair, struct baton_error *e)
 {
     int fds[2];
-    int rc = transport_tcp_pair(fds, e);
+    int rc = a->transport == RUN_SHM ? transport_socketpair(fds, e) : transport_tcp_pair(fds, e);
     if (rc)
         return rc;
     pid_t parent = getpid();

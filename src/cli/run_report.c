@@ -47,9 +47,10 @@ static json_t *handoff_json(const struct run_args *a, const struct baton_stats *
 {
     if (a->mode == BATON_NATIVE)
         return json_null();
-    return json_pack("{s:i,s:i,s:I,s:i,s:i,s:{s:o,s:o},s:s,s:s,s:s*}", "layers", (int)s->layers,
-                     "slots", (int)s->slots, "bytes", (json_int_t)s->bytes, "pieces",
-                     (int)s->pieces, "held", (int)s->loaded_tokens, "positions", "global",
+    return json_pack("{s:i,s:i,s:I,s:I,s:i,s:i,s:{s:o,s:o},s:s,s:s,s:s*}", "layers", (int)s->layers,
+                     "slots", (int)s->slots, "bytes", (json_int_t)s->bytes, "landed_bytes",
+                     (json_int_t)s->landed_bytes, "pieces", (int)s->pieces, "held",
+                     (int)s->loaded_tokens, "positions", "global",
                      positions_json(s->global_first, s->global_last), "local",
                      positions_json(s->local_first, s->local_last), "digest", s->digest, "verdict",
                      s->verdict, "reason", s->reason[0] ? s->reason : NULL);

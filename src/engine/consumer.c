@@ -279,6 +279,7 @@ static void note_result(const struct baton_engine *en, struct engine_session *s)
     st->slots = r->slots;
     st->pieces = r->pieces;
     st->bytes = r->bytes;
+    st->landed_bytes = r->landed_bytes;
     st->prefilled_tokens = s->request->ask.n_ids;
     if (r->digested)
         base_hex(r->digest, 32, st->digest);

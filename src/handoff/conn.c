@@ -112,6 +112,8 @@ int handoff_conn_open(struct transport *t, const struct handoff_options *o,
     c->out_tail = &c->out_first;
     int rc = handoff_auth_open(&c->auth, o, e);
     if (rc == 0)
+        rc = handoff_landing_open(c, t, o, e);
+    if (rc == 0)
         rc = c->heartbeat_ns < c->dead_ns / 2 + 1
                  ? push_hello(c, e)
                  : base_fail(e, BATON_ERR_USAGE, "heartbeats every %llu ns, death after %llu ns",
@@ -145,6 +147,7 @@ static void conn_die(struct handoff_conn *c, const struct baton_error *why,
         c->t = NULL;
     }
     handoff_out_drop(c);
+    handoff_landing_drop(c);
     handoff_request_end_all(c, &copy);
 }
 
@@ -204,6 +207,7 @@ static int conn_move(struct handoff_conn *c, struct baton_error *e)
     if (rc)
         return rc;
     rc = handoff_out_write(c, e);
+    c->landing.owes = false;
     if (rc == BATON_ERR_PEER) {
         /* It may have said why before it went. */
         rc = handoff_in_read(c, e);

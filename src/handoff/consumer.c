@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The consumer's half: offers, landing, and the proof before anything is delivered.
  *
- * A piece is digested and converted into the lent pages as soon as it is complete, so that import
- * overlaps the transfer. Nothing is said to the owner before COMMIT and every slot's count,
+ * A piece is copied, digested and converted into the lent pages, in one pass, as soon as it is
+ * complete, so that import overlaps the transfer. The digest is of what was copied: the peer may
+ * still write where a placed piece came from. Nothing is said to the owner before COMMIT and every slot's count,
  * positions and digest were found right. */
 #include <stdlib.h>
 #include <string.h>
@@ -105,6 +106,10 @@ int handoff_reserve(struct handoff_conn *c, uint64_t request, const struct baton
     if (held >= r->n_ids)
         return base_fail(e, BATON_ERR_USAGE, "%u positions held of %u: the last one always travels",
                          held, r->n_ids);
+    struct handoff_terms terms = {.held = held, .wants_logits = wants_logits};
+    rc = handoff_landing_lend(c, handoff_leaf_bytes(&r->geometry), &terms, e);
+    if (rc)
+        return rc;
     struct handoff_out *f = handoff_out_new(HANDOFF_RESERVE, request, HANDOFF_RESERVE_BYTES, e);
     if (!f)
         return BATON_ERR_NOMEM;
@@ -115,7 +120,7 @@ int handoff_reserve(struct handoff_conn *c, uint64_t request, const struct baton
         free(f);
         return rc;
     }
-    handoff_reserve_write(f->control, held, wants_logits);
+    handoff_reserve_write(f->control, &terms);
     handoff_out_push(c, f);
     handoff_request_start(r, held, wants_logits);
     handoff_request_note(c, r, "RESERVE");
@@ -167,46 +172,60 @@ static int piece_check(const struct handoff_conn *c, const struct handoff_reques
         return base_fail(e, BATON_ERR_INTEGRITY, "layer %u %c: piece ends inside a leaf, at %u",
                          p->layer, kv, end);
     size_t bytes = kv_piece_bytes(g->dtype, g->kv_heads, g->head_dim, p->count);
-    if (c->in.payload != bytes)
-        return base_fail(e, BATON_ERR_INTEGRITY, "layer %u %c: %u bytes for %u positions", p->layer,
-                         kv, c->in.payload, p->count);
-    if (!r->digest && !(c->in.flags & HANDOFF_FLAG_PAYLOAD))
+    if (c->in.payload != (p->placement ? 0 : bytes))
+        return base_fail(e, BATON_ERR_INTEGRITY, "layer %u %c: %u bytes for %u positions%s",
+                         p->layer, kv, c->in.payload, p->count,
+                         p->placement ? " in the landing region" : "");
+    if (!r->digest && !p->placement && !(c->in.flags & HANDOFF_FLAG_PAYLOAD))
         return base_fail(e, BATON_ERR_INTEGRITY, "layer %u %c: neither digest nor check covers it",
                          p->layer, kv);
+    return 0;
+}
+
+/* From where it lies into the pages; what is wrong with it is told in *e. */
+static int piece_land(struct handoff_conn *c, struct handoff_request *r,
+                      const struct handoff_piece *p, uint8_t *payload, struct baton_error *e)
+{
+    const struct kv_geometry *g = &r->geometry;
+    struct baton_kv_layout layout;
+    uint64_t began_ns = base_now_ns();
+    int rc = piece_check(c, r, p, e);
+    size_t bytes = rc ? 0 : kv_piece_bytes(g->dtype, g->kv_heads, g->head_dim, p->count);
+    if (!rc && p->placement)
+        rc = handoff_landing_find(c, p, bytes, &payload, e);
+    if (rc)
+        return rc;
+    struct baton_kv_view dense = kv_dense_view(&layout, g->dtype, g->kv_heads, g->head_dim, payload,
+                                               payload, p->first, p->count);
+    rc = handoff_request_move(r, 2 * p->layer + p->which, KV_DIGEST_COPY, &r->views[p->layer].view,
+                              &dense, p->first, p->count, e);
+    if (rc)
+        return rc;
+    r->import_ns = base_now_ns() - began_ns;
+    r->last_byte_ns = c->last_in_ns;
+    if (r->pieces++ == 0)
+        r->first_byte_ns = c->in_began_ns;
+    r->bytes += bytes;
+    r->landed += p->placement ? bytes : 0;
     return 0;
 }
 
 static int take_layer(struct handoff_conn *c, struct handoff_request *r, const uint8_t *control,
                       uint8_t *payload, struct baton_error *e)
 {
-    const struct kv_geometry *g = &r->geometry;
     struct handoff_piece p;
     struct baton_error why;
-    struct baton_kv_layout layout;
     int rc = handoff_piece_read(control, &p, e);
     if (rc)
         return rc;
-    if (piece_check(c, r, &p, &why))
-        return nack(c, r,
-                    p.layer < g->n_layers && p.which < 2 ? 2 * p.layer + p.which : HANDOFF_NO_SLOT,
-                    &why);
-    uint32_t slot = 2 * p.layer + p.which;
-    struct baton_kv_view dense = kv_dense_view(&layout, g->dtype, g->kv_heads, g->head_dim, payload,
-                                               payload, p.first, p.count);
-    uint64_t t0 = base_now_ns();
-    if (handoff_request_sum(r, slot, &dense, p.first, p.count, &why))
-        return nack(c, r, slot, &why);
-    uint64_t t1 = base_now_ns();
-    if (kv_copy(&r->views[p.layer].view, &dense, (enum kv_which)p.which, p.first, p.count, &why))
-        return nack(c, r, slot, &why);
-    r->verify_ns = t1 - t0;
-    r->import_ns = base_now_ns() - t1;
-    r->last_byte_ns = c->last_in_ns;
-    if (r->pieces++ == 0)
-        r->first_byte_ns = c->in_began_ns;
-    r->bytes += c->in.payload;
-    handoff_piece_placed(c, r, &p, t1);
-    return 0;
+    bool bad = piece_land(c, r, &p, payload, &why) != 0;
+    handoff_landing_credit(c, &p);
+    if (!bad) {
+        handoff_piece_placed(c, r, &p, base_now_ns());
+        return 0;
+    }
+    bool known = p.layer < r->geometry.n_layers && p.which < 2;
+    return nack(c, r, known ? 2 * p.layer + p.which : HANDOFF_NO_SLOT, &why);
 }
 
 /* ---- commit --------------------------------------------------------------------------------- */
@@ -269,6 +288,7 @@ static int deliver(struct handoff_conn *c, struct handoff_request *r)
                                     .slots = 2 * r->geometry.n_layers,
                                     .pieces = r->pieces,
                                     .bytes = r->bytes,
+                                    .landed_bytes = r->landed,
                                     .first_byte_ns = r->first_byte_ns,
                                     .last_byte_ns = r->last_byte_ns,
                                     .import_ns = r->import_ns,
@@ -301,7 +321,7 @@ static int take_commit(struct handoff_conn *c, struct handoff_request *r, const 
         r->commit.logits = r->logits;
     }
     r->state = HANDOFF_COMMITTED;
-    r->verify_ns += base_now_ns() - t0;
+    r->verify_ns = base_now_ns() - t0;
     return r->totals.logits_follow ? 0 : deliver(c, r);
 }
 

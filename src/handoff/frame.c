@@ -44,6 +44,10 @@ static const struct {
     [HANDOFF_CLOSE] = {"CLOSE", EITHER, true, 0, 0, 1, 0},
     [HANDOFF_CLAIM] = {"CLAIM", FROM_CONSUMER, true, HANDOFF_CLAIM_BYTES, HANDOFF_CLAIM_BYTES, 1,
                        0},
+    [HANDOFF_LANDING] = {"LANDING", FROM_CONSUMER, false, HANDOFF_LANDING_BYTES,
+                         HANDOFF_LANDING_BYTES, 1, 0},
+    [HANDOFF_CREDIT] = {"CREDIT", FROM_CONSUMER, false, HANDOFF_CREDIT_BYTES, HANDOFF_CREDIT_BYTES,
+                        1, 0},
 };
 
 const char *handoff_type_name(unsigned type)
@@ -83,7 +87,7 @@ static int header_bounds(const struct handoff_header *h, bool from_producer, str
         (h->control - least) % types[h->type].unit)
         return base_fail(e, BATON_ERR_PEER, "%s with a body of %u bytes", name, h->control);
     if (h->payload > types[h->type].payload_max ||
-        (h->payload == 0) != (types[h->type].payload_max == 0))
+        (h->payload == 0 && types[h->type].payload_max && h->type != HANDOFF_LAYER))
         return base_fail(e, BATON_ERR_PEER, "%s with a payload of %u bytes", name, h->payload);
     if (!types[h->type].of_request && h->request)
         return base_fail(e, BATON_ERR_PEER, "%s for a request", name);
@@ -211,22 +215,65 @@ void handoff_reason_read(const uint8_t *p, struct baton_error *why)
 
 /* ---- RESERVE -------------------------------------------------------------------------------- */
 
-/* Lease, credits, landing region and ticket have their places and are zero in version 1. */
-void handoff_reserve_write(uint8_t *p, uint32_t held, bool wants_logits)
+/* Lease and ticket have their places and are zero in version 1. */
+void handoff_reserve_write(uint8_t *p, const struct handoff_terms *x)
 {
     memset(p, 0, HANDOFF_RESERVE_BYTES);
-    handoff_put32(p, held);
-    handoff_put32(p + 4, wants_logits);
+    handoff_put32(p, x->held);
+    handoff_put32(p + 4, x->wants_logits);
+    handoff_put32(p + 16, x->credits);
+    handoff_put32(p + 20, x->landing);
 }
 
-int handoff_reserve_read(const uint8_t *p, uint32_t *held, bool *wants_logits,
-                         struct baton_error *e)
+int handoff_reserve_read(const uint8_t *p, struct handoff_terms *x, struct baton_error *e)
 {
     uint32_t flags = handoff_get32(p + 4);
-    if (flags > 1 || !all_zero(p + 8, HANDOFF_RESERVE_BYTES - 8))
+    if (flags > 1 || !all_zero(p + 8, 8) || !all_zero(p + 24, HANDOFF_RESERVE_BYTES - 24))
         return base_fail(e, BATON_ERR_PEER, "RESERVE with fields that version 1 does not have");
-    *held = handoff_get32(p);
-    *wants_logits = flags == 1;
+    x->held = handoff_get32(p);
+    x->wants_logits = flags == 1;
+    x->credits = handoff_get32(p + 16);
+    x->landing = handoff_get32(p + 20);
+    return 0;
+}
+
+/* ---- LANDING, CREDIT ------------------------------------------------------------------------ */
+
+void handoff_lending_write(uint8_t *p, const struct handoff_lending *x)
+{
+    memset(p, 0, HANDOFF_LANDING_BYTES);
+    handoff_put32(p, x->region);
+    handoff_put32(p + 4, x->n_slots);
+    handoff_put32(p + 8, x->slot_bytes);
+}
+
+int handoff_lending_read(const uint8_t *p, struct handoff_lending *x, struct baton_error *e)
+{
+    x->region = handoff_get32(p);
+    x->n_slots = handoff_get32(p + 4);
+    x->slot_bytes = handoff_get32(p + 8);
+    if (!all_zero(p + 12, HANDOFF_LANDING_BYTES - 12))
+        return base_fail(e, BATON_ERR_PEER, "LANDING with fields that version 1 does not have");
+    if (x->region == 0 || x->n_slots == 0 || x->n_slots > HANDOFF_MAX_SLOTS || x->slot_bytes == 0 ||
+        x->slot_bytes > HANDOFF_MAX_PAYLOAD || x->slot_bytes % HANDOFF_SLOT_UNIT)
+        return base_fail(e, BATON_ERR_PEER, "LANDING of region %u with %u slots of %u bytes",
+                         x->region, x->n_slots, x->slot_bytes);
+    return 0;
+}
+
+void handoff_credit_write(uint8_t *p, uint32_t region, uint32_t slot)
+{
+    memset(p, 0, HANDOFF_CREDIT_BYTES);
+    handoff_put32(p, region);
+    handoff_put32(p + 4, slot);
+}
+
+int handoff_credit_read(const uint8_t *p, uint32_t *region, uint32_t *slot, struct baton_error *e)
+{
+    *region = handoff_get32(p);
+    *slot = handoff_get32(p + 4);
+    if (!all_zero(p + 8, HANDOFF_CREDIT_BYTES - 8))
+        return base_fail(e, BATON_ERR_PEER, "CREDIT with fields that version 1 does not have");
     return 0;
 }
 
@@ -240,6 +287,8 @@ void handoff_piece_write(uint8_t *p, const struct handoff_piece *x)
     handoff_put32(p + 8, x->first);
     handoff_put32(p + 12, x->count);
     handoff_put32(p + 16, x->dtype);
+    handoff_put32(p + 20, x->placement);
+    handoff_put64(p + 24, x->offset);
 }
 
 int handoff_piece_read(const uint8_t *p, struct handoff_piece *x, struct baton_error *e)
@@ -249,8 +298,10 @@ int handoff_piece_read(const uint8_t *p, struct handoff_piece *x, struct baton_e
     x->first = handoff_get32(p + 8);
     x->count = handoff_get32(p + 12);
     x->dtype = handoff_get32(p + 16);
-    if (!all_zero(p + 20, HANDOFF_LAYER_BYTES - 20))
-        return base_fail(e, BATON_ERR_PEER, "LAYER with fields that version 1 does not have");
+    x->placement = handoff_get32(p + 20);
+    x->offset = handoff_get64(p + 24);
+    if (!x->placement && x->offset)
+        return base_fail(e, BATON_ERR_PEER, "LAYER with an offset in no landing region");
     return 0;
 }
 

@@ -85,8 +85,10 @@ struct handoff_result {
     struct handoff_commit commit; /* logits owned by the connection, valid during the callback */
     uint32_t slots, pieces;
     uint64_t bytes;
+    uint64_t landed_bytes;                /* of these, put into the landing region */
     uint64_t first_byte_ns, last_byte_ns; /* CLOCK_MONOTONIC of LAYER frames as they arrived */
-    uint64_t import_ns, verify_ns;        /* after the last byte */
+    uint64_t import_ns, verify_ns;        /* after the last byte: the last piece's one pass, which
+                                             copies, digests and converts; the checks of COMMIT */
     uint8_t digest[32];                   /* SHA-256 over all slot digests, zero where off */
     bool digested;
 };
@@ -97,10 +99,12 @@ struct handoff_moved {
     uint32_t layer, which; /* enum kv_which */
     uint32_t first, count; /* positions */
     uint64_t bytes;
-    uint64_t begin_ns;    /* producer: packing begins. consumer: its first byte came */
-    uint64_t digested_ns; /* producer: packed and digested. consumer: digested */
-    uint64_t moved_ns;    /* producer: its last byte was written. consumer: its last byte came */
-    uint64_t placed_ns;   /* consumer: in the lent pages. producer: 0 */
+    uint64_t begin_ns; /* producer: packing begins. consumer: its first byte came */
+    uint64_t
+        digested_ns;    /* producer: packed and digested. consumer: digested: with placed_ns, since
+                             that is one pass */
+    uint64_t moved_ns;  /* producer: its last byte was written. consumer: its last byte came */
+    uint64_t placed_ns; /* consumer: in the lent pages. producer: 0 */
 };
 
 struct handoff_callbacks {
@@ -124,6 +128,12 @@ struct handoff_options {
     uint64_t heartbeat_ns; /* 0 = 1 s, or a quarter of dead_ns where that is less */
     uint64_t dead_ns;      /* 0 = 10 s; at least twice this end's heartbeat_ns, and more than the
                               peer's. Counted from the first step on, while this end is stepped */
+    /* Over Unix sockets a consumer lends memory in which the producer puts its pieces (docs/wire.md,
+     * Landing). Elsewhere, and where either end has no_landing, pieces travel in the stream. */
+    bool no_landing;
+    uint32_t landing_slots;      /* consumer: pieces under way; 0 = 4, at most 64 */
+    uint32_t landing_slot_bytes; /* consumer: 0 = 1 MiB, or one leaf where that is more; else a
+                                    multiple of 64; requests with larger leaves are not placed */
     /* A secret of both ends, copied; NULL = none. HANDOFF_MIN_KEY to HANDOFF_MAX_KEY bytes. A peer
      * with another, or without, is refused; so is one with a key where this end has none. */
     const void *key;

@@ -7,6 +7,7 @@
  * producer.c consumer.c  the two halves of the protocol
  * claim.c    requests that the consumer opens by a ticket
  * ticket.c   the book of tickets of an issuer
+ * landing.c  memory lent for pieces, and its credits
  * conn.c     HELLO, heartbeats, life and death of a connection
  * in.c out.c its frames, from bytes and to bytes
  * auth.c     session keys and the tags of frames
@@ -43,6 +44,8 @@ enum handoff_type {
     HANDOFF_ABORT = 12,
     HANDOFF_CLOSE = 13,
     HANDOFF_CLAIM = 14,
+    HANDOFF_LANDING = 15,
+    HANDOFF_CREDIT = 16,
     HANDOFF_N_TYPES
 };
 
@@ -71,6 +74,8 @@ struct handoff_header {
 #define HANDOFF_ACK_BYTES 32u
 #define HANDOFF_NACK_BYTES (8u + HANDOFF_REASON_BYTES)
 #define HANDOFF_CLAIM_BYTES 96u
+#define HANDOFF_LANDING_BYTES 32u
+#define HANDOFF_CREDIT_BYTES 16u
 
 static inline void handoff_put16(uint8_t *p, uint16_t v)
 {
@@ -134,15 +139,28 @@ void handoff_reason_write(uint8_t *p, const struct baton_error *why);
 /* A stranger's reason made harmless: a known code, printable UTF-8. */
 void handoff_reason_read(const uint8_t *p, struct baton_error *why);
 
-void handoff_reserve_write(uint8_t *p, uint32_t held, bool wants_logits);
-int handoff_reserve_read(const uint8_t *p, uint32_t *held, bool *wants_logits,
-                         struct baton_error *e);
+struct handoff_terms { /* body of RESERVE */
+    uint32_t held, credits, landing;
+    bool wants_logits;
+};
+void handoff_reserve_write(uint8_t *p, const struct handoff_terms *x);
+int handoff_reserve_read(const uint8_t *p, struct handoff_terms *x, struct baton_error *e);
 
 struct handoff_piece { /* body of LAYER */
     uint32_t layer, which, first, count, dtype;
+    uint32_t placement; /* landing region; 0 = the payload follows */
+    uint64_t offset;    /* there */
 };
 void handoff_piece_write(uint8_t *p, const struct handoff_piece *x);
 int handoff_piece_read(const uint8_t *p, struct handoff_piece *x, struct baton_error *e);
+
+struct handoff_lending { /* body of LANDING */
+    uint32_t region, n_slots, slot_bytes;
+};
+void handoff_lending_write(uint8_t *p, const struct handoff_lending *x);
+int handoff_lending_read(const uint8_t *p, struct handoff_lending *x, struct baton_error *e);
+void handoff_credit_write(uint8_t *p, uint32_t region, uint32_t slot);
+int handoff_credit_read(const uint8_t *p, uint32_t *region, uint32_t *slot, struct baton_error *e);
 
 struct handoff_totals { /* fixed part of COMMIT besides struct handoff_commit */
     uint32_t slots, pieces;
@@ -155,6 +173,12 @@ void handoff_commit_write(uint8_t *p, const struct handoff_commit *m,
 /* `n`: bytes of the control body, which must be exactly those of t->slots entries. */
 int handoff_commit_read(const uint8_t *p, size_t n, struct handoff_commit *m,
                         struct handoff_totals *t, struct baton_error *e);
+
+/* Bytes of a whole digest leaf as it travels. */
+static inline size_t handoff_leaf_bytes(const struct kv_geometry *g)
+{
+    return kv_piece_bytes(g->dtype, g->kv_heads, g->head_dim, KV_BLOCK);
+}
 
 size_t handoff_offer_bytes(const struct handoff_offer *o);
 void handoff_offer_write(uint8_t *p, const struct handoff_offer *o);
@@ -214,6 +238,7 @@ struct handoff_request {
     enum handoff_state state;
     bool claimed; /* opened by CLAIM */
     bool digest, wants_logits;
+    bool placed; /* producer: pieces go to the landing region */
     uint32_t n_ids, held;
     struct kv_geometry geometry;
     struct handoff_slot *slots; /* [2 * n_layers], K and V of layer 0, of layer 1, ... */
@@ -231,7 +256,7 @@ struct handoff_request {
     bool commit_queued;
     /* consumer */
     struct handoff_view *views; /* [n_layers] */
-    uint64_t first_byte_ns, last_byte_ns, import_ns, verify_ns;
+    uint64_t first_byte_ns, last_byte_ns, import_ns, verify_ns, landed;
 };
 
 struct handoff_request *handoff_request_find(struct handoff_conn *c, uint64_t id);
@@ -252,9 +277,11 @@ void handoff_request_note(const struct handoff_conn *c, const struct handoff_req
 void handoff_request_start(struct handoff_request *r, uint32_t held, bool wants_logits);
 /* SHA-256 over the slot digests in slot order; zero where digests are off. */
 void handoff_request_digest(const struct handoff_request *r, uint8_t out[32]);
-/* Take a piece into its slot's digest; the last one closes the slot. */
-int handoff_request_sum(struct handoff_request *r, uint32_t slot, const struct baton_kv_view *v,
-                        uint32_t first, uint32_t n, struct baton_error *e);
+/* Copy a piece and take it into its slot's digest in one pass; the last one closes the slot. Where
+ * dst is NULL it lies in src already, and is digested alone. */
+int handoff_request_move(struct handoff_request *r, uint32_t slot, enum kv_digest_side side,
+                         const struct baton_kv_view *dst, const struct baton_kv_view *src,
+                         uint32_t first, uint32_t n, struct baton_error *e);
 /* Over on this end: everything is freed but the id, then on_end is called. */
 void handoff_request_end(struct handoff_conn *c, struct handoff_request *r,
                          const struct baton_error *why);
@@ -305,6 +332,7 @@ struct handoff_out {
     struct handoff_out *next;
     struct handoff_header header;
     const uint8_t *payload; /* in the connection's stage */
+    uint32_t landed;        /* bytes that were put into the landing region for it */
     uint8_t raw[HANDOFF_HEADER];
     uint8_t tag[HANDOFF_TAG];
     uint8_t control[];
@@ -316,6 +344,19 @@ struct handoff_buffer {
 };
 /* Room for n bytes; contents are not kept. */
 int handoff_buffer_fit(struct handoff_buffer *b, size_t n, struct baton_error *e);
+
+#define HANDOFF_MAX_SLOTS 64u
+#define HANDOFF_SLOT_UNIT 64u /* slots begin at multiples */
+
+/* The connection's landing region, at either end. */
+struct handoff_landing {
+    bool on;                         /* this end lends, or uses what is lent */
+    uint32_t want_slots, want_bytes; /* consumer: as configured; 0 = the usual */
+    struct handoff_lending lent;     /* lent.region 0: none yet */
+    struct transport_landing *memory;
+    uint64_t used; /* producer: slots without credit, a bit each */
+    bool owes;     /* consumer: credits wait to be written */
+};
 
 enum handoff_part {
     HANDOFF_IN_HEADER,
@@ -352,6 +393,7 @@ struct handoff_conn {
     struct handoff_buffer stage; /* payload of the frame under way */
     uint64_t stage_began_ns, staged_ns;
     uint64_t out_sequence;
+    struct handoff_landing landing;
     /* requests */
     struct handoff_request *requests;
     uint32_t n_requests;
@@ -396,6 +438,40 @@ int handoff_claim_take(struct handoff_conn *c, const uint8_t *control, struct ba
 int handoff_consumer_offer(struct handoff_conn *c, uint8_t *control, struct baton_error *e);
 int handoff_consumer_take(struct handoff_conn *c, struct handoff_request *r, const uint8_t *control,
                           uint8_t *payload, struct baton_error *e);
+/* ---- landing.c ------------------------------------------------------------------------------- */
+
+/* As the options say, where the transport can. */
+int handoff_landing_open(struct handoff_conn *c, struct transport *t,
+                         const struct handoff_options *o, struct baton_error *e);
+/* Consumer: lend the region if this is the first time, sized for leaves of `leaf` bytes, and fill
+ * in what RESERVE says about it. */
+int handoff_landing_lend(struct handoff_conn *c, size_t leaf, struct handoff_terms *x,
+                         struct baton_error *e);
+/* Consumer: where a placed piece of `bytes` lies; BATON_ERR_INTEGRITY where it cannot. */
+int handoff_landing_find(const struct handoff_conn *c, const struct handoff_piece *p, size_t bytes,
+                         uint8_t **data, struct baton_error *e);
+/* Consumer: a placed piece was read, or will not be: its slot is free again. */
+void handoff_landing_credit(struct handoff_conn *c, const struct handoff_piece *p);
+/* Producer: LANDING with the descriptor that came with it (owned; -1 = none), CREDIT, and what
+ * RESERVE says. */
+int handoff_landing_take(struct handoff_conn *c, const uint8_t *control, int fd,
+                         struct baton_error *e);
+int handoff_landing_take_credit(struct handoff_conn *c, const uint8_t *control,
+                                struct baton_error *e);
+int handoff_landing_take_terms(const struct handoff_conn *c, const struct handoff_terms *x,
+                               size_t leaf, bool *placed, struct baton_error *e);
+/* Producer: false while every slot is in use. */
+bool handoff_landing_free(const struct handoff_conn *c);
+/* Producer: a free slot, to be sent or put back. */
+uint8_t *handoff_landing_claim(struct handoff_conn *c, struct handoff_piece *p);
+void handoff_landing_unclaim(struct handoff_conn *c, const struct handoff_piece *p);
+/* The descriptor that goes with this frame; -1 = none. */
+int handoff_landing_fd(const struct handoff_conn *c, const struct handoff_out *f);
+/* It went. */
+void handoff_landing_sent(struct handoff_conn *c);
+/* The mapping goes; nothing that the peer still writes is read. */
+void handoff_landing_drop(struct handoff_conn *c);
+
 /* The next frame with a payload that some request has ready, staged, or NULL. */
 struct handoff_out *handoff_producer_next(struct handoff_conn *c);
 /* true while handoff_producer_next would find something. */

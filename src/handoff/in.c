@@ -1,14 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Input of a connection: frames from bytes, in the order in which they may be believed, and who
  * takes them. */
+#include <unistd.h>
+
 #include "handoff/handoff_priv.h"
 #include "transport/transport.h"
 
 /* A frame for a request that ended here: its final frame completes the end, anything else was on
  * its way when this end's final frame left. */
-static int take_late(struct handoff_conn *c, struct handoff_request *r, unsigned type)
+static int take_late(struct handoff_conn *c, struct handoff_request *r, unsigned type,
+                     struct baton_error *e)
 {
     static const struct baton_error none = {0, ""};
+    struct handoff_piece p;
+    if (type == HANDOFF_LAYER) { /* its slot is free again all the same */
+        int rc = handoff_piece_read(c->in_control.data, &p, e);
+        if (!rc)
+            handoff_landing_credit(c, &p);
+        return rc;
+    }
     if (type == HANDOFF_REFUSE || type >= HANDOFF_ACK)
         handoff_request_finished(c, r, &none);
     return 0;
@@ -41,7 +51,7 @@ static int take_of_request(struct handoff_conn *c, struct baton_error *e)
         return base_fail(e, BATON_ERR_PEER, "%s for unknown request %llu", handoff_type_name(type),
                          (unsigned long long)c->in.request);
     if (r->state == HANDOFF_ENDED)
-        return take_late(c, r, type);
+        return take_late(c, r, type, e);
     if (type == HANDOFF_ABORT || type == HANDOFF_CLOSE)
         return take_final(c, r, e);
     if (c->producer)
@@ -56,12 +66,21 @@ static int take_frame(struct handoff_conn *c, struct baton_error *e)
                            h->payload) != h->body_check)
         return base_fail(e, BATON_ERR_INTEGRITY, "frame %llu (%s) does not match its check",
                          (unsigned long long)h->sequence, handoff_type_name(h->type));
+    int fd = c->producer ? transport_take_fd(c->t) : -1;
+    if (fd >= 0 && h->type != HANDOFF_LANDING) {
+        close(fd);
+        return base_fail(e, BATON_ERR_PEER, "%s with a descriptor", handoff_type_name(h->type));
+    }
     if (h->type == HANDOFF_HELLO)
         return handoff_hello_take(c, c->in_control.data, e);
     if (h->type == HANDOFF_BYE)
         return handoff_bye_take(c, c->in_control.data, e);
     if (h->type == HANDOFF_HEARTBEAT)
         return 0;
+    if (h->type == HANDOFF_LANDING)
+        return handoff_landing_take(c, c->in_control.data, fd, e);
+    if (h->type == HANDOFF_CREDIT)
+        return handoff_landing_take_credit(c, c->in_control.data, e);
     return take_of_request(c, e);
 }
 
@@ -155,9 +174,10 @@ static int in_advance(struct handoff_conn *c, struct baton_error *e)
     return rc ? rc : take_frame(c, e);
 }
 
+/* Credits leave before the next piece is read: the producer fills that slot meanwhile. */
 int handoff_in_read(struct handoff_conn *c, struct baton_error *e)
 {
-    for (size_t total = 0; total < HANDOFF_STEP_BYTES;) {
+    for (size_t total = 0; total < HANDOFF_STEP_BYTES && !c->landing.owes;) {
         size_t want, moved = 0;
         uint8_t *to = in_target(c, &want);
         if (want) {

@@ -118,6 +118,19 @@ static int out_iov(const struct handoff_conn *c, struct iovec iov[4])
     return n;
 }
 
+/* A descriptor goes with the first byte of its frame. */
+static int send_some(struct handoff_conn *c, const struct iovec *iov, int n_iov, size_t *moved,
+                     struct baton_error *e)
+{
+    int fd = c->written ? -1 : handoff_landing_fd(c, c->writing);
+    if (fd < 0)
+        return transport_send(c->t, iov, n_iov, moved, e);
+    int rc = transport_send_fd(c->t, iov, n_iov, fd, moved, e);
+    if (!rc && *moved)
+        handoff_landing_sent(c);
+    return rc;
+}
+
 int handoff_out_write(struct handoff_conn *c, struct baton_error *e)
 {
     for (size_t total = 0; total < HANDOFF_STEP_BYTES;) {
@@ -125,12 +138,12 @@ int handoff_out_write(struct handoff_conn *c, struct baton_error *e)
             return 0;
         struct iovec iov[4];
         size_t moved = 0;
-        int rc = transport_send(c->t, iov, out_iov(c, iov), &moved, e);
+        int rc = send_some(c, iov, out_iov(c, iov), &moved, e);
         if (rc)
             return rc;
         if (moved == 0)
             return 0;
-        total += moved;
+        total += moved + (c->written ? 0 : c->writing->landed);
         c->written += moved;
         c->last_out_ns = base_now_ns();
         const struct handoff_header *h = &c->writing->header;

@@ -2,7 +2,8 @@
 /* The producer's half: offers, queued layers cut into pieces, COMMIT, the logits row.
  *
  * Pages are read when a piece's turn comes and the frame before it has left: there is one staged
- * piece a connection, and a slow consumer holds back the next one. Requests take turns. */
+ * piece a connection, or as many as the landing region has slots, and a slow consumer holds back
+ * the next one. Requests take turns. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -226,11 +227,14 @@ int handoff_commit(struct handoff_conn *c, uint64_t request, const struct handof
 /* ---- sending -------------------------------------------------------------------------------- */
 
 /* The end of the piece that starts at `first`: a leaf border, or `ready`. */
-static uint32_t piece_end(const struct handoff_request *r, uint32_t first, uint32_t ready)
+static uint32_t piece_end(const struct handoff_conn *c, const struct handoff_request *r,
+                          uint32_t first, uint32_t ready)
 {
     const struct kv_geometry *g = &r->geometry;
-    size_t row = kv_piece_bytes(g->dtype, g->kv_heads, g->head_dim, 1);
-    uint32_t n = (uint32_t)(HANDOFF_PIECE / row) & ~(KV_BLOCK - 1);
+    size_t row = kv_piece_bytes(g->dtype, g->kv_heads, g->head_dim, 1), aim = HANDOFF_PIECE;
+    if (r->placed && c->landing.lent.slot_bytes < aim)
+        aim = c->landing.lent.slot_bytes;
+    uint32_t n = (uint32_t)(aim / row) & ~(KV_BLOCK - 1);
     uint64_t end = (uint64_t)(first & ~(KV_BLOCK - 1)) + (n ? n : KV_BLOCK);
     return end < ready ? (uint32_t)end : ready;
 }
@@ -240,18 +244,18 @@ static uint32_t piece_end(const struct handoff_request *r, uint32_t first, uint3
 static int piece_pack(struct handoff_request *r, uint32_t slot, const struct baton_kv_view *dense,
                       uint32_t first, uint32_t end, struct baton_error *e)
 {
-    const struct baton_kv_view *whole = NULL;
     for (const struct handoff_job *j = r->feeds[slot / 2].jobs; j && j->first < end; j = j->next) {
         uint32_t lo = j->first > first ? j->first : first, hi = j->end < end ? j->end : end;
         if (lo >= hi)
             continue;
+        if (lo == first && hi == end)
+            return handoff_request_move(r, slot, KV_DIGEST_SOURCE, dense, &j->view.view, first,
+                                        end - first, e);
         int rc = kv_copy(dense, &j->view.view, (enum kv_which)(slot % 2), lo, hi - lo, e);
         if (rc)
             return rc;
-        if (lo == first && hi == end)
-            whole = &j->view.view;
     }
-    return handoff_request_sum(r, slot, whole ? whole : dense, first, end - first, e);
+    return handoff_request_move(r, slot, KV_DIGEST_SOURCE, NULL, dense, first, end - first, e);
 }
 
 /* Jobs that both slots of the layer have left behind. */
@@ -276,26 +280,32 @@ static int piece_stage(struct handoff_conn *c, struct handoff_request *r, uint32
     const struct kv_geometry *g = &r->geometry;
     uint32_t first = r->slots[slot].next;
     size_t bytes = kv_piece_bytes(g->dtype, g->kv_heads, g->head_dim, end - first);
+    struct handoff_piece piece = {slot / 2, slot % 2, first, end - first, g->dtype, 0, 0};
     struct baton_kv_layout layout;
     c->stage_began_ns = base_now_ns();
-    int rc = handoff_buffer_fit(&c->stage, bytes, e);
+    int rc = r->placed ? 0 : handoff_buffer_fit(&c->stage, bytes, e);
     if (rc)
         return rc;
     struct handoff_out *f = handoff_out_new(HANDOFF_LAYER, r->id, HANDOFF_LAYER_BYTES, e);
     if (!f)
         return BATON_ERR_NOMEM;
-    struct baton_kv_view dense = kv_dense_view(&layout, g->dtype, g->kv_heads, g->head_dim,
-                                               c->stage.data, c->stage.data, first, end - first);
+    uint8_t *to = r->placed ? handoff_landing_claim(c, &piece) : c->stage.data;
+    struct baton_kv_view dense = kv_dense_view(&layout, g->dtype, g->kv_heads, g->head_dim, to, to,
+                                               first, end - first);
     rc = piece_pack(r, slot, &dense, first, end, e);
     if (rc) {
+        handoff_landing_unclaim(c, &piece);
         free(f);
         return rc;
     }
-    const struct handoff_piece piece = {slot / 2, slot % 2, first, end - first, g->dtype};
     handoff_piece_write(f->control, &piece);
-    f->payload = c->stage.data;
-    f->header.payload = (uint32_t)bytes;
-    f->header.flags = r->digest ? 0 : HANDOFF_FLAG_PAYLOAD;
+    if (r->placed) {
+        f->landed = (uint32_t)bytes;
+    } else {
+        f->payload = to;
+        f->header.payload = (uint32_t)bytes;
+        f->header.flags = r->digest ? 0 : HANDOFF_FLAG_PAYLOAD;
+    }
     c->staged_ns = base_now_ns();
     r->pieces++;
     r->bytes += bytes;
@@ -312,7 +322,7 @@ static int next_piece(struct handoff_conn *c, struct handoff_request *r, struct 
         feed_trim(r, layer);
         for (uint32_t slot = 2 * layer; slot < 2 * layer + 2; slot++)
             if (r->slots[slot].next < ready)
-                return piece_stage(c, r, slot, piece_end(r, r->slots[slot].next, ready), out, e);
+                return piece_stage(c, r, slot, piece_end(c, r, r->slots[slot].next, ready), out, e);
         turn_pop(r);
     }
     return 0;
@@ -367,10 +377,12 @@ static int next_logits(struct handoff_conn *c, struct handoff_request *r, struct
     return 0;
 }
 
-static bool request_ready(const struct handoff_request *r)
+static bool request_ready(const struct handoff_conn *c, const struct handoff_request *r)
 {
     if (r->state == HANDOFF_COMMITTED)
         return r->wants_logits && r->logits_done < r->commit.vocab;
+    if (r->placed && r->turn_n && !handoff_landing_free(c))
+        return false; /* until CREDIT */
     return r->state == HANDOFF_RESERVED && (r->turn_n || r->commit_queued);
 }
 
@@ -379,7 +391,7 @@ bool handoff_producer_ready(const struct handoff_conn *c)
     if (!c->producer)
         return false;
     for (const struct handoff_request *r = c->requests; r; r = r->next)
-        if (request_ready(r))
+        if (request_ready(c, r))
             return true;
     return false;
 }
@@ -414,7 +426,7 @@ struct handoff_out *handoff_producer_next(struct handoff_conn *c)
     struct handoff_out *f = NULL;
     while (c->producer && !f && !c->out_first) { /* COMMIT is queued, not returned */
         struct handoff_request *r = c->requests;
-        while (r && !request_ready(r))
+        while (r && !request_ready(c, r))
             r = r->next;
         if (!r)
             return NULL;
@@ -431,24 +443,26 @@ struct handoff_out *handoff_producer_next(struct handoff_conn *c)
 static int take_reserve(struct handoff_conn *c, struct handoff_request *r, const uint8_t *control,
                         struct baton_error *e)
 {
-    uint32_t held;
-    bool wants_logits;
-    int rc = handoff_reserve_read(control, &held, &wants_logits, e);
+    struct handoff_terms x;
+    int rc = handoff_reserve_read(control, &x, e);
     if (rc)
         return rc;
-    if (r->state != HANDOFF_OFFERED || held >= r->n_ids)
+    if (r->state != HANDOFF_OFFERED || x.held >= r->n_ids)
         return base_fail(e, BATON_ERR_PEER, "RESERVE of request %llu with %u positions held of %u",
-                         (unsigned long long)r->id, held, r->n_ids);
-    handoff_request_start(r, held, wants_logits);
+                         (unsigned long long)r->id, x.held, r->n_ids);
+    rc = handoff_landing_take_terms(c, &x, handoff_leaf_bytes(&r->geometry), &r->placed, e);
+    if (rc)
+        return rc;
+    handoff_request_start(r, x.held, x.wants_logits);
     handoff_request_note(c, r, "RESERVE came");
-    if (r->commit_queued && wants_logits && !r->logits) {
+    if (r->commit_queued && x.wants_logits && !r->logits) {
         struct baton_error why;
         base_fail(&why, BATON_ERR_USAGE, "commit without the logits row that is wanted");
         handoff_request_final(c, r, HANDOFF_ABORT, HANDOFF_NO_SLOT, &why);
         return 0;
     }
     if (c->cb.on_reserve)
-        c->cb.on_reserve(c->cb.ctx, r->id, held, wants_logits);
+        c->cb.on_reserve(c->cb.ctx, r->id, x.held, x.wants_logits);
     return 0;
 }
 
@@ -457,7 +471,7 @@ static int take_ack(struct handoff_conn *c, struct handoff_request *r, const uin
 {
     static const struct baton_error good = {0, ""};
     uint8_t mine[32];
-    if (r->state != HANDOFF_COMMITTED || request_ready(r) || handoff_out_pending(c, r->id))
+    if (r->state != HANDOFF_COMMITTED || request_ready(c, r) || handoff_out_pending(c, r->id))
         return base_fail(e, BATON_ERR_PEER, "ACK of request %llu before all was sent",
                          (unsigned long long)r->id);
     handoff_request_digest(r, mine);

@@ -171,17 +171,25 @@ void handoff_request_start(struct handoff_request *r, uint32_t held, bool wants_
     }
 }
 
-int handoff_request_sum(struct handoff_request *r, uint32_t slot, const struct baton_kv_view *v,
-                        uint32_t first, uint32_t n, struct baton_error *e)
+int handoff_request_move(struct handoff_request *r, uint32_t slot, enum kv_digest_side side,
+                         const struct baton_kv_view *dst, const struct baton_kv_view *src,
+                         uint32_t first, uint32_t n, struct baton_error *e)
 {
     struct handoff_slot *s = &r->slots[slot];
     const struct kv_geometry *g = &r->geometry;
+    enum kv_which which = (enum kv_which)(slot % 2);
     int rc = 0;
     if (r->digest && !s->sum)
-        rc = kv_digest_open(&s->sum, slot / 2, (enum kv_which)(slot % 2), g->dtype, g->kv_heads,
-                            g->head_dim, s->first, r->n_ids - s->first, e);
-    if (r->digest && !rc)
-        rc = kv_digest_update(s->sum, v, first, n, e);
+        rc = kv_digest_open(&s->sum, slot / 2, which, g->dtype, g->kv_heads, g->head_dim, s->first,
+                            r->n_ids - s->first, e);
+    if (rc)
+        return rc;
+    if (r->digest && dst)
+        rc = kv_digest_copy(s->sum, side, dst, src, first, n, e);
+    else if (r->digest)
+        rc = kv_digest_update(s->sum, src, first, n, e);
+    else if (dst)
+        rc = kv_copy(dst, src, which, first, n, e);
     if (rc)
         return rc;
     s->next = first + n;

@@ -20,29 +20,24 @@ static void pad_row(uint8_t *row, const struct baton_kv_layout *l)
         memset(row + d * l->stride_dim, 0, bytes);
 }
 
-static void copy_run(uint8_t *dst, const struct baton_kv_layout *dl, const uint8_t *src,
-                     const struct baton_kv_layout *sl, uint32_t n)
+void kv_copy_rows(uint8_t *dst, const struct baton_kv_layout *dl, const uint8_t *src,
+                  const struct baton_kv_layout *sl, uint32_t n)
 {
-    bool dense = rows_dense(dl) && rows_dense(sl);
-    for (uint32_t h = 0; h < dl->kv_heads; h++) {
-        uint8_t *d = dst + h * dl->stride_head;
-        const uint8_t *s = src + h * sl->stride_head;
-        if (dense && dl->dtype == sl->dtype) {
-            memcpy(d, s, n * (size_t)dl->stride_position);
-            continue;
-        }
-        for (uint32_t p = 0; p < n; p++) {
-            uint8_t *row = d + p * dl->stride_position;
-            kv_convert(row, dl->dtype, dl->stride_dim, s + p * sl->stride_position, sl->dtype,
-                       sl->stride_dim, dl->head_dim);
-            if (dl->head_dim_padded > dl->head_dim)
-                pad_row(row, dl);
-        }
+    if (dl->dtype == sl->dtype && rows_dense(dl) && rows_dense(sl)) {
+        memcpy(dst, src, n * (size_t)dl->stride_position);
+        return;
+    }
+    for (uint32_t p = 0; p < n; p++) {
+        uint8_t *row = dst + p * dl->stride_position;
+        kv_convert(row, dl->dtype, dl->stride_dim, src + p * sl->stride_position, sl->dtype,
+                   sl->stride_dim, dl->head_dim);
+        if (dl->head_dim_padded > dl->head_dim)
+            pad_row(row, dl);
     }
 }
 
-int kv_copy(const struct baton_kv_view *dst, const struct baton_kv_view *src, enum kv_which which,
-            uint32_t first, uint32_t n, struct baton_error *e)
+int kv_copy_check(const struct baton_kv_view *dst, const struct baton_kv_view *src,
+                  enum kv_which which, uint32_t first, uint32_t n, struct baton_error *e)
 {
     const struct baton_kv_layout *dl = dst->layout, *sl = src->layout;
     int rc;
@@ -51,14 +46,23 @@ int kv_copy(const struct baton_kv_view *dst, const struct baton_kv_view *src, en
     if (dl->kv_heads != sl->kv_heads || dl->head_dim != sl->head_dim)
         return base_fail(e, BATON_ERR_MISMATCH, "KV copy: %u heads of %u into %u heads of %u",
                          sl->kv_heads, sl->head_dim, dl->kv_heads, dl->head_dim);
-    if ((rc = kv_view_check(dst, which, first, n, true, e)) ||
-        (rc = kv_view_check(src, which, first, n, false, e)))
+    rc = kv_view_check(dst, which, first, n, true, e);
+    return rc ? rc : kv_view_check(src, which, first, n, false, e);
+}
+
+int kv_copy(const struct baton_kv_view *dst, const struct baton_kv_view *src, enum kv_which which,
+            uint32_t first, uint32_t n, struct baton_error *e)
+{
+    const struct baton_kv_layout *dl = dst->layout, *sl = src->layout;
+    int rc = kv_copy_check(dst, src, which, first, n, e);
+    if (rc)
         return rc;
     while (n > 0) {
         uint32_t run, src_run;
         uint8_t *d = kv_view_run(dst, which, first, n, &run);
         const uint8_t *s = kv_view_run(src, which, first, run, &src_run);
-        copy_run(d, dl, s, sl, src_run);
+        for (uint32_t h = 0; h < dl->kv_heads; h++)
+            kv_copy_rows(d + h * dl->stride_head, dl, s + h * sl->stride_head, sl, src_run);
         first += src_run;
         n -= src_run;
     }

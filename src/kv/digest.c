@@ -29,6 +29,7 @@ struct kv_digest {
     bool *done;                 /* [n_leaves] */
     XXH128_canonical_t *leaves; /* [n_leaves] */
     XXH3_state_t *state;
+    uint8_t *tile; /* [LEAF, head_dim] as read, where a copy converts; NULL until then */
 };
 
 int kv_digest_open(struct kv_digest **out, uint32_t layer, enum kv_which which, uint32_t dtype,
@@ -67,6 +68,7 @@ void kv_digest_close(struct kv_digest *d)
     if (!d)
         return;
     XXH3_freeState(d->state);
+    free(d->tile);
     free(d->leaves);
     free(d->done);
     free(d);
@@ -99,25 +101,78 @@ static void hash_rows(XXH3_state_t *state, const uint8_t *p, const struct baton_
         }
 }
 
-/* The leaf of positions [first, end) as it lies in the view. */
-static void hash_leaf(struct kv_digest *d, const struct baton_kv_view *v, uint32_t first,
-                      uint32_t end)
+static void leaf_begin(struct kv_digest *d, uint32_t first, uint32_t end)
 {
-    const struct baton_kv_layout *l = v->layout;
     const uint32_t head[4] = {d->layer, d->which, first, end - first};
     uint8_t bytes[sizeof head];
     put_u32(bytes, head, 4);
     XXH3_128bits_reset(d->state);
     XXH3_128bits_update(d->state, bytes, sizeof bytes);
+}
+
+static void leaf_end(struct kv_digest *d, uint32_t first)
+{
+    uint32_t i = first / LEAF - d->first / LEAF;
+    XXH128_canonicalFromHash(&d->leaves[i], XXH3_128bits_digest(d->state));
+    d->done[i] = true;
+    d->n_done++;
+}
+
+/* The leaf of positions [first, end) as it lies in the view. */
+static void hash_leaf(struct kv_digest *d, const struct baton_kv_view *v, uint32_t first,
+                      uint32_t end)
+{
+    const struct baton_kv_layout *l = v->layout;
+    leaf_begin(d, first, end);
     for (uint32_t h = 0; h < d->kv_heads; h++)
         for (uint32_t p = first, run; p < end; p += run) {
             const uint8_t *row = kv_view_run(v, (enum kv_which)d->which, p, end - p, &run);
             hash_rows(d->state, row + h * l->stride_head, l, run);
         }
-    uint32_t i = first / LEAF - d->first / LEAF;
-    XXH128_canonicalFromHash(&d->leaves[i], XXH3_128bits_digest(d->state));
-    d->done[i] = true;
-    d->n_done++;
+    leaf_end(d, first);
+}
+
+/* n positions of one head: copied, and taken into the leaf under way. */
+static void copy_rows(struct kv_digest *d, enum kv_digest_side side, uint8_t *dst,
+                      const struct baton_kv_layout *dl, const uint8_t *src,
+                      const struct baton_kv_layout *sl, uint32_t n)
+{
+    if (side == KV_DIGEST_SOURCE) {
+        hash_rows(d->state, src, sl, n);
+        kv_copy_rows(dst, dl, src, sl, n);
+    } else if (dl->dtype == sl->dtype) {
+        kv_copy_rows(dst, dl, src, sl, n);
+        hash_rows(d->state, dst, dl, n);
+    } else {
+        struct baton_kv_layout tile;
+        kv_dense_view(&tile, sl->dtype, 1, sl->head_dim, d->tile, d->tile, 0, n);
+        kv_copy_rows(d->tile, &tile, src, sl, n);
+        hash_rows(d->state, d->tile, &tile, n);
+        kv_copy_rows(dst, dl, d->tile, &tile, n);
+    }
+}
+
+static void copy_leaf(struct kv_digest *d, enum kv_digest_side side,
+                      const struct baton_kv_view *dst, const struct baton_kv_view *src,
+                      uint32_t first, uint32_t end)
+{
+    enum kv_which which = (enum kv_which)d->which;
+    leaf_begin(d, first, end);
+    for (uint32_t h = 0; h < d->kv_heads; h++)
+        for (uint32_t p = first, run; p < end; p += run) {
+            const uint8_t *from = kv_view_run(src, which, p, end - p, &run);
+            uint8_t *to = kv_view_run(dst, which, p, run, &run);
+            copy_rows(d, side, to + h * dst->layout->stride_head, dst->layout,
+                      from + h * src->layout->stride_head, src->layout, run);
+        }
+    leaf_end(d, first);
+}
+
+/* The end of the leaf that holds p, or of the range. */
+static uint32_t leaf_border(uint32_t p, uint32_t end)
+{
+    uint64_t border = ((uint64_t)p / LEAF + 1) * LEAF;
+    return border < end ? (uint32_t)border : end;
 }
 
 static int update_check(const struct kv_digest *d, const struct baton_kv_view *v, uint32_t first,
@@ -153,11 +208,30 @@ int kv_digest_update(struct kv_digest *d, const struct baton_kv_view *v, uint32_
     int rc = update_check(d, v, first, n, e);
     if (rc)
         return rc;
-    for (uint32_t p = first, end = first + n; p < end;) {
-        uint64_t border = ((uint64_t)p / LEAF + 1) * LEAF;
-        uint32_t next = border < end ? (uint32_t)border : end;
+    for (uint32_t p = first, end = first + n, next; p < end; p = next) {
+        next = leaf_border(p, end);
         hash_leaf(d, v, p, next);
-        p = next;
+    }
+    return 0;
+}
+
+int kv_digest_copy(struct kv_digest *d, enum kv_digest_side side, const struct baton_kv_view *dst,
+                   const struct baton_kv_view *src, uint32_t first, uint32_t n,
+                   struct baton_error *e)
+{
+    if (n == 0)
+        return 0;
+    int rc = kv_copy_check(dst, src, (enum kv_which)d->which, first, n, e);
+    if (rc == 0)
+        rc = update_check(d, src, first, n, e);
+    if (rc)
+        return rc;
+    if (dst->layout->dtype != src->layout->dtype && !d->tile &&
+        !(d->tile = base_try_alloc(LEAF, kv_dtype_bytes(d->dtype) * d->head_dim, e)))
+        return BATON_ERR_NOMEM;
+    for (uint32_t p = first, end = first + n, next; p < end; p = next) {
+        next = leaf_border(p, end);
+        copy_leaf(d, side, dst, src, p, next);
     }
     return 0;
 }

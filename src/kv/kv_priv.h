@@ -75,6 +75,13 @@ uint8_t *kv_view_run(const struct baton_kv_view *v, enum kv_which which, uint32_
  * nearest even; equal dtypes are copied bit by bit, NaN payloads included. */
 void kv_convert(uint8_t *dst, uint32_t dst_dtype, int64_t dst_stride, const uint8_t *src,
                 uint32_t src_dtype, int64_t src_stride, uint32_t n);
+/* n positions of one head, from the row at src to the row at dst, converting; padding of dst is
+ * zeroed. */
+void kv_copy_rows(uint8_t *dst, const struct baton_kv_layout *dl, const uint8_t *src,
+                  const struct baton_kv_layout *sl, uint32_t n);
+/* What kv_copy refuses. */
+int kv_copy_check(const struct baton_kv_view *dst, const struct baton_kv_view *src,
+                  enum kv_which which, uint32_t first, uint32_t n, struct baton_error *e);
 /* Index of the first of n dense elements that is infinite or NaN; n where none is. */
 size_t kv_first_not_finite(const uint8_t *data, uint32_t dtype, size_t n);
 

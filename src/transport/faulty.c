@@ -40,8 +40,15 @@ static int iov_head(struct iovec *to, const struct iovec *from, int n, uint64_t 
     return used;
 }
 
+static int pass_on(struct faulty *f, const struct iovec *iov, int n_iov, int fd, size_t *moved,
+                   struct baton_error *e)
+{
+    return fd < 0 ? transport_send(f->inner, iov, n_iov, moved, e)
+                  : transport_send_fd(f->inner, iov, n_iov, fd, moved, e);
+}
+
 /* The byte at which the fault sits, with one bit changed. */
-static int send_flipped(struct faulty *f, const struct iovec *iov, int n_iov, size_t *moved,
+static int send_flipped(struct faulty *f, const struct iovec *iov, int n_iov, int fd, size_t *moved,
                         struct baton_error *e)
 {
     int i = 0;
@@ -51,7 +58,7 @@ static int send_flipped(struct faulty *f, const struct iovec *iov, int n_iov, si
         return 0;
     uint8_t byte = *(const uint8_t *)iov[i].iov_base ^ (uint8_t)(1u << f->random % 8);
     struct iovec one = {&byte, 1};
-    return transport_send(f->inner, &one, 1, moved, e);
+    return pass_on(f, &one, 1, fd, moved, e);
 }
 
 static bool stalled(const struct faulty *f)
@@ -60,15 +67,16 @@ static bool stalled(const struct faulty *f)
 }
 
 /* Pass on at most `limit` bytes. */
-static int send_head(struct faulty *f, const struct iovec *iov, int n_iov, uint64_t limit,
+static int send_head(struct faulty *f, const struct iovec *iov, int n_iov, uint64_t limit, int fd,
                      size_t *moved, struct baton_error *e)
 {
     struct iovec head[MAX_IOV];
-    return transport_send(f->inner, head, iov_head(head, iov, n_iov, limit), moved, e);
+    return pass_on(f, head, iov_head(head, iov, n_iov, limit), fd, moved, e);
 }
 
-static int faulty_send(struct transport *t, const struct iovec *iov, int n_iov, size_t *moved,
-                       struct baton_error *e)
+/* `fd`: -1 = none. */
+static int faulty_send_fd(struct transport *t, const struct iovec *iov, int n_iov, int fd,
+                          size_t *moved, struct baton_error *e)
 {
     struct faulty *f = (struct faulty *)t;
     size_t all = 0;
@@ -82,15 +90,33 @@ static int faulty_send(struct transport *t, const struct iovec *iov, int n_iov, 
     if (!f->inner)
         return transport_ended(e);
     if (f->sent < f->at)
-        rc = send_head(f, iov, n_iov, f->at - f->sent, moved, e);
+        rc = send_head(f, iov, n_iov, f->at - f->sent, fd, moved, e);
     else if (f->kind == TRANSPORT_FAULT_SHORT)
-        rc = send_head(f, iov, n_iov, random_size(f, all), moved, e);
+        rc = send_head(f, iov, n_iov, random_size(f, all), fd, moved, e);
     else if (f->kind == TRANSPORT_FAULT_FLIP && f->sent == f->at)
-        rc = send_flipped(f, iov, n_iov, moved, e);
+        rc = send_flipped(f, iov, n_iov, fd, moved, e);
     else if (f->kind == TRANSPORT_FAULT_FLIP)
-        rc = transport_send(f->inner, iov, n_iov, moved, e);
+        rc = pass_on(f, iov, n_iov, fd, moved, e);
     f->sent += *moved;
     return rc;
+}
+
+static int faulty_send(struct transport *t, const struct iovec *iov, int n_iov, size_t *moved,
+                       struct baton_error *e)
+{
+    return faulty_send_fd(t, iov, n_iov, -1, moved, e);
+}
+
+static bool faulty_allow_fds(struct transport *t, bool receive)
+{
+    struct faulty *f = (struct faulty *)t;
+    return f->inner && transport_passes_fds(f->inner, receive);
+}
+
+static int faulty_take_fd(struct transport *t)
+{
+    struct faulty *f = (struct faulty *)t;
+    return f->inner ? transport_take_fd(f->inner) : -1;
 }
 
 static int faulty_recv(struct transport *t, void *buf, size_t n, size_t *moved,
@@ -128,8 +154,15 @@ static void faulty_close(struct transport *t)
     free(f);
 }
 
-static const struct transport_ops faulty_ops = {faulty_close, faulty_send, faulty_recv,
-                                                faulty_poll};
+static const struct transport_ops faulty_ops = {
+    .close = faulty_close,
+    .send = faulty_send,
+    .recv = faulty_recv,
+    .poll = faulty_poll,
+    .allow_fds = faulty_allow_fds,
+    .send_fd = faulty_send_fd,
+    .take_fd = faulty_take_fd,
+};
 
 int transport_faulty_open(struct transport *inner, enum transport_fault kind, uint64_t at_byte,
                           uint64_t seed, struct transport **out, struct baton_error *e)

@@ -148,8 +148,12 @@ static void inproc_close(struct transport *t)
         pair_free(p);
 }
 
-static const struct transport_ops inproc_ops = {inproc_close, inproc_send, inproc_recv,
-                                                inproc_poll};
+static const struct transport_ops inproc_ops = {
+    .close = inproc_close,
+    .send = inproc_send,
+    .recv = inproc_recv,
+    .poll = inproc_poll,
+};
 
 static int ring_init(struct inproc_pair *p, struct ring *r, struct baton_error *e)
 {

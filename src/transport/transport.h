@@ -55,6 +55,35 @@ int transport_recv(struct transport *t, void *buf, size_t n, size_t *moved, stru
  * them means: try (room to write may show as POLLIN of a descriptor of its own). */
 int transport_poll(struct transport *t, bool want_write, struct pollfd *fds);
 
+/* Descriptors travel with bytes where both ends are Unix sockets. false: not over this one. With
+ * `receive` the end takes them from here on; one that never asked drops those that come. */
+bool transport_passes_fds(struct transport *t, bool receive);
+/* transport_send that lets `fd` (still the caller's) arrive with the first of the bytes; it went if
+ * and only if *moved > 0. */
+int transport_send_fd(struct transport *t, const struct iovec *iov, int n_iov, int fd,
+                      size_t *moved, struct baton_error *e);
+/* The descriptor that came with bytes received so far, the caller's from now on; -1: none. It is
+ * there once the first byte that it was sent with has been received. A second one that comes
+ * before the first was taken is an error of transport_recv. */
+int transport_take_fd(struct transport *t);
+
+/* A landing region: memory without a name that one process lends to one other, which gets it as a
+ * descriptor. Sealed: its size never changes, so touching it is safe whatever the other side does.
+ * What lies in it may change at any time while the other side has it. */
+struct transport_landing;
+/* Zeroed, and backed by memory as a whole: BATON_ERR_NOMEM where there is not so much. */
+int transport_landing_create(size_t bytes, struct transport_landing **out, struct baton_error *e);
+/* Map a region that was lent. `fd` is closed in every case. Anything but a sealed memory file of
+ * exactly `bytes` is BATON_ERR_PEER. */
+int transport_landing_map(int fd, size_t bytes, struct transport_landing **out,
+                          struct baton_error *e);
+/* Unmaps it here; the other side's mapping then is memory that nobody reads. NULL is fine. */
+void transport_landing_close(struct transport_landing *l);
+uint8_t *transport_landing_data(const struct transport_landing *l);
+/* What is to be sent; -1 once it was let go (the mapping stays), and at the borrower. */
+int transport_landing_fd(const struct transport_landing *l);
+void transport_landing_sent(struct transport_landing *l);
+
 /* A transport that misbehaves on purpose around another (owned on success): for tests. The fault
  * sets in once `at_byte` bytes have been sent through it; `seed` decides what is left to chance. */
 enum transport_fault {

@@ -15,6 +15,11 @@ struct transport_ops {
                 struct baton_error *e);
     int (*recv)(struct transport *t, void *buf, size_t n, size_t *moved, struct baton_error *e);
     int (*poll)(struct transport *t, bool want_write, struct pollfd *fds);
+    /* Of ends that pass descriptors; NULL elsewhere. */
+    bool (*allow_fds)(struct transport *t, bool receive);
+    int (*send_fd)(struct transport *t, const struct iovec *iov, int n_iov, int fd, size_t *moved,
+                   struct baton_error *e);
+    int (*take_fd)(struct transport *t);
 };
 
 /* First member of every kind. */

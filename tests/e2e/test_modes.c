@@ -82,9 +82,10 @@ static void check_model(const char *name)
         char *ids = e2e_ids(prompt, lengths[i]);
         const char *native = e2e_temp("native"), *other = e2e_temp("other");
         run_mode(dir, "native", "tcp", ids, native, c, lengths[i]);
-        static const char *const routes[][2] = {
-            {"whole", "tcp"}, {"stream", "tcp"}, {"stream", "inproc"}, {"whole", "inproc"}};
-        for (size_t k = 0; k < (lengths[i] > 2048 ? 2 : 4); k++) {
+        static const char *const routes[][2] = {{"whole", "shm"},     {"stream", "shm"},
+                                                {"whole", "tcp"},     {"stream", "tcp"},
+                                                {"stream", "inproc"}, {"whole", "inproc"}};
+        for (size_t k = 0; k < (lengths[i] > 2048 ? 2 : 6); k++) {
             run_mode(dir, routes[k][0], routes[k][1], ids, other, c, lengths[i]);
             if (!same_file(native, other))
                 fail_msg("%s: %s over %s differs from native at %u tokens", name, routes[k][0],

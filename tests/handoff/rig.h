@@ -260,18 +260,34 @@ static void rig_claim(void *ctx, uint64_t id, const uint8_t *ticket)
         end->on_claim(end, id);
 }
 
-static inline void end_open(struct end *end, struct transport *t, bool producer, uint64_t dead_ns)
+static inline void end_open_with(struct end *end, struct transport *t,
+                                 const struct handoff_options *o)
 {
     struct baton_error e;
-    const struct handoff_options o = {.producer = producer,
-                                      .dead_ns = dead_ns,
-                                      .key = rig_auth ? rig_key : NULL,
-                                      .key_bytes = sizeof rig_key,
-                                      .tag_payload = rig_auth == 2};
     const struct handoff_callbacks cb = {rig_offer, rig_commit, rig_reserve,
                                          rig_end,   .ctx = end, .on_claim = rig_claim};
     memset(end, 0, sizeof *end);
-    test_ok(handoff_conn_open(t, &o, &cb, &end->conn, &e), &e);
+    struct handoff_options keyed = *o;
+    keyed.key = rig_auth ? rig_key : NULL;
+    keyed.key_bytes = sizeof rig_key;
+    keyed.tag_payload = rig_auth == 2;
+    test_ok(handoff_conn_open(t, &keyed, &cb, &end->conn, &e), &e);
+}
+
+static inline void end_open(struct end *end, struct transport *t, bool producer, uint64_t dead_ns)
+{
+    const struct handoff_options o = {.producer = producer, .dead_ns = dead_ns};
+    end_open_with(end, t, &o);
+}
+
+/* Two ends of a Unix socket: the kind over which memory is lent. */
+static inline void unix_pair(struct transport *t[2])
+{
+    struct baton_error e;
+    int fds[2];
+    test_ok(transport_socketpair(fds, &e), &e);
+    test_ok(transport_fd_open(fds[0], &t[0], &e), &e);
+    test_ok(transport_fd_open(fds[1], &t[1], &e), &e);
 }
 
 static inline void end_close(struct end *end)

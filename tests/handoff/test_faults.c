@@ -11,8 +11,10 @@ static uint64_t seed;
 
 #define N_TOKENS 5u
 #define VOCAB 4u
+#define SLOTS 4u
+#define SLOT_BYTES 256u /* a leaf: 64 rows of 4 bytes */
 
-enum damage { NONE, FLIP, CUT, DROP, REPEAT, SWAP };
+enum damage { NONE, FLIP, CUT, DROP, REPEAT, SWAP, FLIP_LANDED };
 
 struct middle {
     struct transport *in[2]; /* the middle's ends: in[0] faces the producer */
@@ -23,6 +25,7 @@ struct middle {
     uint8_t mask;     /* FLIP */
     uint64_t seen[2]; /* bytes carried each way */
     uint8_t last[64];
+    struct transport_landing *region; /* as the middle sees it, once it was lent */
 };
 
 /* What becomes of one byte: written to out, returns how many. Damage is by bytes, so any cut of
@@ -53,10 +56,32 @@ static size_t byte_pass(struct middle *m, int way, uint8_t x, uint8_t out[128])
 
 static void close_both(struct middle *m)
 {
+    transport_landing_close(m->region);
+    m->region = NULL;
     for (int i = 0; i < 2; i++) {
         transport_close(m->in[i]);
         m->in[i] = NULL;
     }
+}
+
+/* Send with the descriptor that came along, where one did; the middle keeps a mapping. */
+static int pass_on(struct middle *m, int way, const struct iovec *iov, size_t *sent)
+{
+    struct baton_error e;
+    int fd = transport_take_fd(m->in[way]);
+    if (fd < 0)
+        return transport_send(m->in[1 - way], iov, 1, sent, &e);
+    int rc = transport_send_fd(m->in[1 - way], iov, 1, fd, sent, &e);
+    test_ok(transport_landing_map(fd, SLOTS * SLOT_BYTES, &m->region, &e), &e);
+    return rc;
+}
+
+/* All pieces of the request are in place when the first LAYER comes by: there is a slot for each
+ * and the producer sends while it can. */
+static void flip_landed(struct middle *m)
+{
+    transport_landing_data(m->region)[m->at] ^= m->mask;
+    m->damage = NONE;
 }
 
 /* Carry what has come; the end of either side ends the other. */
@@ -73,9 +98,11 @@ static void middle_step(struct middle *m)
             if (!cut)
                 used += byte_pass(m, way, buf[i], out + used);
         }
+        if (m->damage == FLIP_LANDED && way == 0 && n && m->region)
+            flip_landed(m);
         struct iovec iov = {out, used};
         if (used)
-            rc |= transport_send(m->in[1 - way], &iov, 1, &sent, &e);
+            rc |= pass_on(m, way, &iov, &sent);
         if (rc || cut)
             close_both(m);
         else
@@ -88,7 +115,7 @@ struct scene {
     struct cache from, into;
     struct end p, c;
     struct middle m;
-    bool digest;
+    bool digest, landing;
 };
 
 static const int32_t ids[N_TOKENS] = {5, 4, 3, 2, 1};
@@ -128,11 +155,21 @@ static void queue_request(struct scene *s)
 static void scene_open(struct scene *s)
 {
     struct baton_error e;
-    struct transport *a, *b;
-    test_ok(transport_inproc_pair(1 << 16, &a, &s->m.in[0], &e), &e);
-    test_ok(transport_inproc_pair(1 << 16, &s->m.in[1], &b, &e), &e);
-    end_open(&s->p, a, true, 0);
-    end_open(&s->c, b, false, 0);
+    struct transport *p[2], *c[2];
+    const struct handoff_options po = {.producer = true};
+    const struct handoff_options co = {.landing_slots = SLOTS, .landing_slot_bytes = SLOT_BYTES};
+    if (s->landing) {
+        unix_pair(p);
+        unix_pair(c);
+        transport_passes_fds(c[0], true);
+    } else {
+        test_ok(transport_inproc_pair(1 << 16, &p[0], &p[1], &e), &e);
+        test_ok(transport_inproc_pair(1 << 16, &c[0], &c[1], &e), &e);
+    }
+    s->m.in[0] = p[1];
+    s->m.in[1] = c[0];
+    end_open_with(&s->p, p[0], &po);
+    end_open_with(&s->c, c[1], &co);
     kv_pool_poison(s->into.pool);
     queue_request(s);
 }
@@ -180,6 +217,7 @@ static void clean_run(struct scene *s, uint64_t bytes[2])
     assert_int_equal(s->c.ends[0], 1);
     assert_int_equal(s->p.why[0].code, 0);
     assert_int_equal(s->c.commits[0], 1);
+    assert_true(s->c.result[0].landed_bytes == (s->landing ? s->c.result[0].bytes : 0));
     /* let CLOSE go over too */
     for (int i = 0; i < 4; i++) {
         both_step(&s->p, &s->c, 1);
@@ -193,9 +231,9 @@ static void clean_run(struct scene *s, uint64_t bytes[2])
 
 /* Every bit of every byte that travels either way. The end that gets the flipped bit must notice,
  * and both ends of the request must be over without anybody's clock. */
-static void flips(bool digest)
+static void flips(bool digest, bool landing)
 {
-    struct scene s = {.digest = digest};
+    struct scene s = {.digest = digest, .landing = landing};
     uint64_t bytes[2];
     caches_open(&s);
     clean_run(&s, bytes);
@@ -225,19 +263,49 @@ static void flips(bool digest)
 
 static void test_flip(void **state)
 {
-    flips(true);
+    flips(true, false);
 }
 
 static void test_flip_undigested(void **state)
 {
-    flips(false);
+    flips(false, false);
+}
+
+static void test_flip_landing(void **state)
+{
+    flips(true, true);
+}
+
+/* Every bit of the region, after the producer wrote and before the consumer reads: what carries
+ * entries is refused, the rest harms nobody. */
+static void test_flip_landed(void **state)
+{
+    static const uint32_t live[SLOTS] = {20, 20, 8, 8}; /* K, V of 5 positions; of 2 */
+    struct scene s = {.digest = true, .landing = true};
+    caches_open(&s);
+    for (uint32_t at = 0; at < SLOTS * SLOT_BYTES; at++)
+        for (int bit = 0; bit < 8; bit += at % SLOT_BYTES < 32 ? 1 : 7) {
+            s.m = (struct middle){
+                .damage = FLIP_LANDED, .at = at, .n = 1, .mask = (uint8_t)(1u << bit)};
+            scene_open(&s);
+            scene_run(&s);
+            scene_check(&s);
+            bool refused = at % SLOT_BYTES < live[at / SLOT_BYTES];
+            int want = refused ? BATON_ERR_INTEGRITY : 0;
+            if (s.m.damage != NONE || s.c.why[0].code != want || s.p.why[0].code != want ||
+                s.c.commits[0] != !refused)
+                fail_msg("byte %d bit %d: '%s', '%s'", (int)at, bit, s.c.why[0].text,
+                         s.p.why[0].text);
+            scene_close(&s);
+        }
+    caches_close(&s);
 }
 
 static void flips_as(int auth, bool digest)
 {
     int before = rig_auth;
     rig_auth = auth;
-    flips(digest);
+    flips(digest, false);
     rig_auth = before;
 }
 
@@ -254,9 +322,9 @@ static void test_flip_payload_tagged(void **state)
 
 /* The stream ends after any byte of either way: both ends are told, and what was not complete is
  * not delivered. */
-static void test_cut(void **state)
+static void cuts(bool landing)
 {
-    struct scene s = {.digest = true};
+    struct scene s = {.digest = true, .landing = landing};
     uint64_t bytes[2];
     caches_open(&s);
     clean_run(&s, bytes);
@@ -276,20 +344,27 @@ static void test_cut(void **state)
     caches_close(&s);
 }
 
+static void test_cut(void **state)
+{
+    cuts(false);
+}
+
+static void test_cut_landing(void **state)
+{
+    cuts(true);
+}
+
 /* Through the room's own faulty transport, over a socket pair: the cut closes it under way. */
 static void test_cut_socket(void **state)
 {
-    struct scene s = {.digest = true};
+    struct scene s = {.digest = true, .landing = true};
     uint64_t bytes[2];
     caches_open(&s);
     clean_run(&s, bytes);
     for (uint64_t at = 0; at < bytes[0]; at += test_range(&seed, 1, 13)) {
         struct baton_error e;
         struct transport *t[2];
-        int fds[2];
-        test_ok(transport_socketpair(fds, &e), &e);
-        test_ok(transport_fd_open(fds[0], &t[0], &e), &e);
-        test_ok(transport_fd_open(fds[1], &t[1], &e), &e);
+        unix_pair(t);
         test_ok(transport_faulty_open(t[0], TRANSPORT_FAULT_CUT, at, 1, &t[0], &e), &e);
         end_open(&s.p, t[0], true, 0);
         end_open(&s.c, t[1], false, 0);
@@ -308,9 +383,9 @@ static void test_cut_socket(void **state)
 
 /* Bytes that get lost, come twice or out of order. The receiver may be left waiting for bytes; what
  * it has by then is never delivered wrong. */
-static void test_mangled(void **state)
+static void mangled(bool landing)
 {
-    struct scene s = {.digest = true};
+    struct scene s = {.digest = true, .landing = landing};
     uint64_t bytes[2];
     caches_open(&s);
     clean_run(&s, bytes);
@@ -329,6 +404,16 @@ static void test_mangled(void **state)
                 assert_int_equal(s.c.ends[0], s.c.offers[0]);
             }
     caches_close(&s);
+}
+
+static void test_mangled(void **state)
+{
+    mangled(false);
+}
+
+static void test_mangled_landing(void **state)
+{
+    mangled(true);
 }
 
 /* A peer that keeps its stream open and says nothing more is dead after dead_ns. */
@@ -380,9 +465,13 @@ int main(void)
         cmocka_unit_test(test_flip_undigested),
         cmocka_unit_test(test_flip_without_key),
         cmocka_unit_test(test_flip_payload_tagged),
+        cmocka_unit_test(test_flip_landing),
+        cmocka_unit_test(test_flip_landed),
         cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_cut_landing),
         cmocka_unit_test(test_cut_socket),
         cmocka_unit_test(test_mangled),
+        cmocka_unit_test(test_mangled_landing),
         cmocka_unit_test(test_stall),
     };
     seed = test_seed();

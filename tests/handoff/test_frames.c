@@ -15,8 +15,10 @@ static void test_hostile_headers(void **state)
     struct scene s;
     header_case(4, 2, 2, BATON_ERR_MISMATCH, "wire version 2");
     header_case(6, 1, 0, BATON_ERR_PEER, "unknown type 0");
-    header_case(6, 1, 15, BATON_ERR_PEER, "unknown type 15");
+    header_case(6, 1, 17, BATON_ERR_PEER, "unknown type 17");
     header_case(6, 1, W_CLAIM, BATON_ERR_PEER, "CLAIM from a producer");
+    header_case(6, 1, W_LANDING, BATON_ERR_PEER, "LANDING from a producer");
+    header_case(6, 1, W_CREDIT, BATON_ERR_PEER, "CREDIT from a producer");
     header_case(6, 1, 255, BATON_ERR_PEER, "unknown type 255");
     header_case(6, 1, W_RESERVE, BATON_ERR_PEER, "RESERVE from a producer");
     header_case(6, 1, W_COMMIT, BATON_ERR_PEER, "COMMIT with a body of 32");
@@ -26,7 +28,7 @@ static void test_hostile_headers(void **state)
     header_case(8, 4, 0, BATON_ERR_PEER, "body of 0 bytes");
     header_case(12, 4, UINT32_MAX, BATON_ERR_PEER, "payload of 4294967295 bytes");
     header_case(12, 4, (4u << 20) + 1, BATON_ERR_PEER, "payload of 4194305 bytes");
-    header_case(12, 4, 0, BATON_ERR_PEER, "payload of 0 bytes");
+    header_case(12, 4, 0, BATON_ERR_PEER, "LAYER with flags 0x01");
     header_case(16, 8, 77, BATON_ERR_PEER, "unknown request 77");
     header_case(24, 8, 1, BATON_ERR_PEER, "frame 1 (LAYER) where frame 2 was due");
     header_case(24, 8, 3, BATON_ERR_PEER, "frame 3 (LAYER) where frame 2 was due");

@@ -4,7 +4,8 @@
 
 static uint64_t seed;
 
-enum stream_kind { INPROC, UNIX, TCP, N_KINDS };
+/* UNIX: the payload through a landing region. INLINE: a Unix socket without one. */
+enum stream_kind { INPROC, UNIX, INLINE, TCP, N_KINDS };
 
 static void pair_open(enum stream_kind kind, struct transport *t[2])
 {
@@ -15,7 +16,7 @@ static void pair_open(enum stream_kind kind, struct transport *t[2])
         test_ok(transport_inproc_pair(capacity, &t[0], &t[1], &e), &e);
         return;
     }
-    test_ok(kind == UNIX ? transport_socketpair(fds, &e) : transport_tcp_pair(fds, &e), &e);
+    test_ok(kind == TCP ? transport_tcp_pair(fds, &e) : transport_socketpair(fds, &e), &e);
     test_ok(transport_fd_open(fds[0], &t[0], &e), &e);
     test_ok(transport_fd_open(fds[1], &t[1], &e), &e);
 }
@@ -131,7 +132,7 @@ static void job_step(struct job *j, struct end *p, uint64_t id)
 }
 
 static void job_check(const struct job *j, const struct end *p, const struct end *c, uint64_t id,
-                      bool digest)
+                      bool digest, bool landed)
 {
     uint8_t want[32] = {0};
     const struct handoff_result *r = &c->result[id];
@@ -161,9 +162,34 @@ static void job_check(const struct job *j, const struct end *p, const struct end
         bytes += 2 * kv_piece_bytes(j->truth.g.dtype, j->truth.g.kv_heads, j->truth.g.head_dim,
                                     j->n - slot_first(&j->truth.g, l, j->n, j->held));
     assert_true(r->bytes == bytes);
+    assert_true(r->landed_bytes == (landed ? bytes : 0));
     assert_true((c->logits[id] != NULL) == c->want_logits);
     if (c->want_logits)
         assert_memory_equal(c->logits[id], j->logits, j->vocab * sizeof(float));
+}
+
+/* Regions of every size: one slot, many, slots of one leaf, slots too small for one. */
+struct landing {
+    struct handoff_options p, c;
+    bool used;
+};
+
+static struct landing landing_random(const struct kv_geometry *g, enum stream_kind kind)
+{
+    struct landing x = {{.producer = true}, {.producer = false}, kind == UNIX};
+    size_t leaf = kv_piece_bytes(g->dtype, g->kv_heads, g->head_dim, KV_BLOCK);
+    uint32_t least = (uint32_t)(leaf + 63) / 64 * 64;
+    if (test_range(&seed, 0, 1))
+        x.c.landing_slots = test_range(&seed, 1, test_range(&seed, 0, 1) ? 3 : 64);
+    if (test_range(&seed, 0, 1))
+        x.c.landing_slot_bytes = least + 64 * test_range(&seed, 0, test_range(&seed, 0, 999));
+    if (least > 64 && test_range(&seed, 0, 9) == 0) {
+        x.c.landing_slot_bytes = 64 * test_range(&seed, 1, least / 64 - 1);
+        x.used = x.used && leaf <= x.c.landing_slot_bytes;
+    }
+    if (kind == INLINE)
+        (test_range(&seed, 0, 1) ? &x.p : &x.c)->no_landing = true;
+    return x;
 }
 
 static void one_case(enum stream_kind kind, bool faulty)
@@ -181,9 +207,10 @@ static void one_case(enum stream_kind kind, bool faulty)
         test_ok(transport_faulty_open(t[i], TRANSPORT_FAULT_SHORT, test_range(&seed, 0, 200),
                                       test_random(&seed), &t[i], &e),
                 &e);
-    end_open(&p, t[0], true, 0);
-    end_open(&c, t[1], false, 0);
     geometry_random(&g);
+    const struct landing x = landing_random(&g, kind);
+    end_open_with(&p, t[0], &x.p);
+    end_open_with(&c, t[1], &x.c);
     c.answer = test_range(&seed, 0, 1) ? RIG_RESERVE : RIG_WAIT;
     c.want_logits = test_range(&seed, 0, 1);
     for (uint32_t i = 0; i < n_jobs; i++) {
@@ -211,7 +238,7 @@ static void one_case(enum stream_kind kind, bool faulty)
         }
     }
     for (uint32_t i = 0; i < n_jobs; i++) {
-        job_check(&jobs[i], &p, &c, i, digest);
+        job_check(&jobs[i], &p, &c, i, digest, x.used);
         job_close(&jobs[i]);
     }
     end_close(&p);
@@ -232,6 +259,11 @@ static void test_inproc(void **state)
 static void test_unix(void **state)
 {
     run_kind(UNIX, false, 60);
+}
+
+static void test_inline(void **state)
+{
+    run_kind(INLINE, false, 30);
 }
 
 static void test_tcp(void **state)
@@ -271,7 +303,7 @@ static void test_large(void **state)
         both_step(&p, &c, 1);
         job_step(&j, &p, 0);
     }
-    job_check(&j, &p, &c, 0, true);
+    job_check(&j, &p, &c, 0, true, true);
     assert_true(c.result[0].pieces >= 2 * ((j.n - j.held) / 64));
     job_close(&j);
     end_close(&p);
@@ -313,7 +345,7 @@ static void test_poll(void **state)
         both_step(&p, &c, 1);
     }
     assert_int_equal(sleeps, 0);
-    job_check(&j, &p, &c, 0, true);
+    job_check(&j, &p, &c, 0, true, true);
     job_close(&j);
     end_close(&p);
     end_close(&c);
@@ -323,7 +355,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_inproc), cmocka_unit_test(test_unix),  cmocka_unit_test(test_tcp),
-        cmocka_unit_test(test_short),  cmocka_unit_test(test_large), cmocka_unit_test(test_poll),
+        cmocka_unit_test(test_inline), cmocka_unit_test(test_short), cmocka_unit_test(test_large),
+        cmocka_unit_test(test_poll),
     };
     seed = test_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);

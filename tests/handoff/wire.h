@@ -27,7 +27,9 @@ enum {
     W_NACK,
     W_ABORT,
     W_CLOSE,
-    W_CLAIM
+    W_CLAIM,
+    W_LANDING,
+    W_CREDIT
 };
 
 /* The session key of one direction, from the secret and the bodies of both HELLOs. */

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Slot digests: the documented bytes, the same from every layout and every split, and no two
  * slots that differ in anything alike. */
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "shapes.h"
@@ -129,6 +134,110 @@ static void split_updates(void **state)
     }
 }
 
+/* ---- copy and digest in one pass ------------------------------------------------------------ */
+
+static void digest_copy(const struct slot *s, enum kv_digest_side side,
+                        const struct baton_kv_view *dst, const struct baton_kv_view *src,
+                        uint8_t out[32])
+{
+    struct baton_error e;
+    struct kv_digest *d = digest_open(s);
+    uint32_t end = s->first + s->n, mid = (s->first + test_range(&seed, 0, s->n)) / 64 * 64;
+    mid = mid > s->first ? mid : s->first;
+    test_ok(kv_digest_copy(d, side, dst, src, s->first, mid - s->first, &e), &e);
+    test_ok(kv_digest_copy(d, side, dst, src, mid, end - mid, &e), &e);
+    test_ok(kv_digest_final(d, out, &e), &e);
+    kv_digest_close(d);
+}
+
+static void regions_copy(uint8_t *to[2], uint8_t *const from[2], const size_t bytes[2])
+{
+    for (int r = 0; r < 2; r++)
+        if (bytes[r])
+            memcpy(to[r], from[r], bytes[r]);
+}
+
+/* Between any two layouts and dtypes: the bytes that kv_copy leaves, the digest of the source. */
+static void one_pass_is_two(void **state)
+{
+    struct baton_error e;
+    for (int round = 0; round < 400; round++) {
+        struct slot s = random_slot();
+        struct shape x = shape_open(s.dtype, s.heads, s.dim, s.first, s.n, &seed);
+        struct shape y = shape_open(random_dtype(&seed), s.heads, s.dim, s.first, s.n, &seed);
+        uint8_t want[32], got[32], *before[2], *copied[2];
+        x.view.layout = &x.l;
+        y.view.layout = &y.l;
+        for (int r = 0; r < 2; r++) {
+            before[r] = malloc(y.bytes[r] + 1);
+            copied[r] = malloc(y.bytes[r] + 1);
+        }
+        regions_copy(before, y.memory, y.bytes);
+        digest_whole(&s, &x.view, want);
+        test_ok(kv_copy(&y.view, &x.view, s.which, s.first, s.n, &e), &e);
+        regions_copy(copied, y.memory, y.bytes);
+        for (int side = KV_DIGEST_SOURCE; side <= KV_DIGEST_COPY; side++) {
+            regions_copy(y.memory, before, y.bytes);
+            digest_copy(&s, (enum kv_digest_side)side, &y.view, &x.view, got);
+            assert_memory_equal(got, want, 32);
+            for (int r = 0; r < 2; r++)
+                if (y.bytes[r])
+                    assert_memory_equal(y.memory[r], copied[r], y.bytes[r]);
+        }
+        for (int r = 0; r < 2; r++) {
+            free(before[r]);
+            free(copied[r]);
+        }
+        shape_close(&x);
+        shape_close(&y);
+    }
+}
+
+/* Another process writes to the source all the time: the digest is that of what arrived, whatever
+ * that is. `wide`: converted on the way, which widening undoes exactly. */
+static void racing_source(bool wide, uint8_t *shared, size_t bytes)
+{
+    struct slot s = {.layer = 1, .dtype = BATON_BF16, .heads = 4, .dim = 64, .n = 128};
+    struct baton_kv_layout sl, dl, nl;
+    struct baton_kv_view src = kv_dense_view(&sl, BATON_BF16, 4, 64, shared, NULL, 0, 128);
+    uint8_t *to = malloc(2 * bytes), *narrow = malloc(bytes), got[32], want[32], last[32] = {0};
+    struct baton_kv_view dst = kv_dense_view(&dl, wide ? BATON_F32 : BATON_BF16, 4, 64, to, NULL, 0,
+                                             128);
+    struct baton_kv_view back = kv_dense_view(&nl, BATON_BF16, 4, 64, narrow, NULL, 0, 128);
+    struct baton_error e;
+    int changes = 0;
+    for (int i = 0; i < 3000 || (changes < 2 && i < 3000000); i++) {
+        digest_copy(&s, KV_DIGEST_COPY, &dst, &src, got);
+        test_ok(kv_copy(&back, &dst, KV_K, 0, 128, &e), &e);
+        digest_whole(&s, &back, want);
+        assert_memory_equal(got, want, 32);
+        changes += memcmp(got, last, 32) != 0;
+        memcpy(last, got, 32);
+    }
+    assert_true(changes >= 2); /* else nobody wrote */
+    free(to);
+    free(narrow);
+}
+
+static void a_changing_source(void **state)
+{
+    size_t bytes = 4 * 128 * 64 * 2;
+    uint8_t *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(shared != MAP_FAILED);
+    memset(shared, 0x3C, bytes);
+    pid_t pid = fork();
+    if (pid == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* an assertion that fails here must not leave it */
+    if (pid == 0)                         /* small numbers only: NaNs lose bits in a conversion */
+        for (volatile uint8_t *p = shared;; p = p + 2 < shared + bytes ? p + 2 : shared)
+            *p = (uint8_t)(*p + 1);
+    racing_source(false, shared, bytes);
+    racing_source(true, shared, bytes);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    munmap(shared, bytes);
+}
+
 /* ---- differences -------------------------------------------------------------------------- */
 
 static void every_bit_counts(void **state)
@@ -230,6 +339,19 @@ static void refusals(void **state)
     test_ok(kv_digest_update(d, &v, 64, 64, &e), &e);
     test_ok(kv_digest_final(d, out, &e), &e);
     kv_digest_close(d);
+    d = digest_open(&s);
+    uint8_t small[2 * 100 * 4 * 4];
+    struct baton_kv_view to = kv_dense_view(&other, BATON_F32, 2, 4, small, NULL, 0, 100);
+    test_fails(kv_digest_copy(d, KV_DIGEST_COPY, &to, &v, 10, 118, &e), BATON_ERR_USAGE,
+               "[10, 128)", &e);
+    test_fails(kv_digest_copy(d, KV_DIGEST_COPY, &to, &v, 10, 53, &e), BATON_ERR_USAGE, "cut", &e);
+    to = kv_dense_view(&other, BATON_F32, 1, 4, small, NULL, 0, 100);
+    test_fails(kv_digest_copy(d, KV_DIGEST_COPY, &to, &v, 10, 54, &e), BATON_ERR_MISMATCH, "heads",
+               &e);
+    to = kv_dense_view(&other, BATON_BF16, 2, 4, small, NULL, 0, 100);
+    test_fails(kv_digest_copy(d, KV_DIGEST_COPY, &v, &to, 10, 54, &e), BATON_ERR_MISMATCH, "dtype",
+               &e);
+    kv_digest_close(d);
     kv_digest_close(NULL);
     d = NULL;
     test_fails(kv_digest_open(&d, 0, KV_K, BATON_I8, 1, 1, 0, 1, &e), BATON_ERR_UNSUPPORTED, "4",
@@ -245,6 +367,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(documented_bytes_from_every_layout),
         cmocka_unit_test(split_updates),
+        cmocka_unit_test(one_pass_is_two),
+        cmocka_unit_test(a_changing_source),
         cmocka_unit_test(every_bit_counts),
         cmocka_unit_test(coordinates_count),
         cmocka_unit_test(order_counts),
