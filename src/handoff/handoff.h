@@ -99,12 +99,10 @@ struct handoff_moved {
     uint32_t layer, which; /* enum kv_which */
     uint32_t first, count; /* positions */
     uint64_t bytes;
-    uint64_t begin_ns; /* producer: packing begins. consumer: its first byte came */
-    uint64_t
-        digested_ns;    /* producer: packed and digested. consumer: digested: with placed_ns, since
-                             that is one pass */
-    uint64_t moved_ns;  /* producer: its last byte was written. consumer: its last byte came */
-    uint64_t placed_ns; /* consumer: in the lent pages. producer: 0 */
+    uint64_t begin_ns;    /* producer: packing begins. consumer: its first byte came */
+    uint64_t digested_ns; /* producer: packed and digested. consumer: as placed_ns, in one pass */
+    uint64_t moved_ns;    /* producer: its last byte was written. consumer: its last byte came */
+    uint64_t placed_ns;   /* consumer: in the lent pages. producer: 0 */
 };
 
 struct handoff_callbacks {
@@ -128,7 +126,7 @@ struct handoff_options {
     uint64_t heartbeat_ns; /* 0 = 1 s, or a quarter of dead_ns where that is less */
     uint64_t dead_ns;      /* 0 = 10 s; at least twice this end's heartbeat_ns, and more than the
                               peer's. Counted from the first step on, while this end is stepped */
-    /* Over Unix sockets a consumer lends memory in which the producer puts its pieces (docs/wire.md,
+    /* Over Unix sockets a consumer lends memory for the producer to put pieces in (docs/wire.md,
      * Landing). Elsewhere, and where either end has no_landing, pieces travel in the stream. */
     bool no_landing;
     uint32_t landing_slots;      /* consumer: pieces under way; 0 = 4, at most 64 */

@@ -123,8 +123,8 @@ int kv_digest_update(struct kv_digest *d, const struct baton_kv_view *v, uint32_
                      struct baton_error *e);
 /* kv_copy and kv_digest_update in one pass, a head of a leaf at a time, so that the second touch
  * finds the data in the cache. The digest is of the source's dtype. KV_DIGEST_SOURCE: of what lies
- * in the source, so that a fault of the copy shows. KV_DIGEST_COPY: the source may be changing under
- * our hands; every byte of it is read once, and what is digested is what was read and arrives. */
+ * in the source, so that a fault of the copy shows. KV_DIGEST_COPY: the source may change while it
+ * is read; every byte of it is read once, and what is digested is what was read and arrives. */
 enum kv_digest_side { KV_DIGEST_SOURCE, KV_DIGEST_COPY };
 int kv_digest_copy(struct kv_digest *d, enum kv_digest_side side, const struct baton_kv_view *dst,
                    const struct baton_kv_view *src, uint32_t first, uint32_t n,
