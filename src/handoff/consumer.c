@@ -3,8 +3,8 @@
  *
  * A piece is copied, digested and converted into the lent pages, in one pass, as soon as it is
  * complete, so that import overlaps the transfer. The digest is of what was copied: the peer may
- * still write where a placed piece came from. Nothing is said to the owner before COMMIT and every slot's count,
- * positions and digest were found right. */
+ * still write where a placed piece came from. Nothing is said to the owner before COMMIT and every
+ * slot's count, positions and digest were found right. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stream between a producer and a consumer with somebody in the middle, who knows frames and
- * flips a bit of a payload, or cuts the stream inside one. */
+ * flips a bit of a payload, or cuts the stream inside one. TCP: the payload is in the stream. */
 #ifndef TESTS_ENGINE_RELAY_H
 #define TESTS_ENGINE_RELAY_H
 
@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tests/test.h"
+#include "transport/transport.h"
 
 enum relay_fault { RELAY_CLEAN, RELAY_FLIP, RELAY_CUT };
 
@@ -89,8 +90,9 @@ static inline void *relay_thread(void *arg)
 static inline void relay_open(struct relay *r, enum relay_fault fault, unsigned at, uint64_t seed)
 {
     int a[2], b[2];
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, a), 0);
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, b), 0);
+    struct baton_error e;
+    test_ok(transport_tcp_pair(a, &e), &e);
+    test_ok(transport_tcp_pair(b, &e), &e);
     *r = (struct relay){.producer = a[0],
                         .to_producer = a[1],
                         .consumer = b[0],
