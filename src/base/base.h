@@ -19,11 +19,13 @@
 /* ---- errors ------------------------------------------------------------------------------- */
 
 /* Fill *e (may be NULL) and return `code`, so that `return base_fail(e, ...)` is the idiom. The
- * text is cut at the field's end on a UTF-8 border. */
+ * text is cut at the field's end on a UTF-8 border; control characters and bytes that are no UTF-8
+ * become '?', so that a message stays one line whatever it quotes. */
 int base_fail(struct baton_error *e, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* As base_fail with strerror(err) appended ("...: No such file or directory"). */
+/* As base_fail with strerror(err) appended ("...: No such file or directory"). BATON_ERR_IO becomes
+ * BATON_ERR_NOMEM where err says that descriptors or memory ran out. */
 int base_fail_errno(struct baton_error *e, int code, int err, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 

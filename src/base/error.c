@@ -1,9 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Errors: fill the caller's struct once, where the cause is known. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/base.h"
+
+/* Bytes of the well-formed UTF-8 sequence at s, 0 where there is none (Unicode 15, table 3-7). */
+static size_t sequence(const unsigned char *s)
+{
+    unsigned char a = s[0];
+    size_t n = a < 0x80 ? 1 : a >= 0xC2 && a < 0xE0 ? 2 : (a & 0xF0) == 0xE0 ? 3 : 4;
+    if ((a >= 0x80 && a < 0xC2) || a > 0xF4)
+        return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xC0) != 0x80)
+            return 0;
+    bool overlong = (a == 0xE0 && s[1] < 0xA0) || (a == 0xF0 && s[1] < 0x90);
+    bool beyond = (a == 0xED && s[1] > 0x9F) || (a == 0xF4 && s[1] > 0x8F);
+    return overlong || beyond ? 0 : n;
+}
+
+/* Messages quote arguments, paths and files: whatever those hold, a message is one line of UTF-8
+ * that does nothing to a terminal and that JSON can carry. */
+static void clean(char *text)
+{
+    for (unsigned char *s = (unsigned char *)text; *s;) {
+        size_t n = sequence(s);
+        bool control = *s < 0x20 || *s == 0x7F || (*s == 0xC2 && s[1] < 0xA0);
+        if (n == 0 || control) {
+            *s = '?';
+            n = 1;
+        }
+        s += n;
+    }
+}
 
 /* A cut text must not end inside a UTF-8 sequence: step back over continuation bytes. */
 static void trim_utf8(char *text, size_t cap)
@@ -23,6 +54,14 @@ static void fill(struct baton_error *e, int code, const char *fmt, va_list ap)
     e->code = code;
     vsnprintf(e->text, sizeof e->text, fmt, ap);
     trim_utf8(e->text, sizeof e->text);
+    clean(e->text);
+}
+
+/* Where the process or the host has run out of something, no file is to blame. */
+static int errno_code(int code, int err)
+{
+    bool out = err == EMFILE || err == ENFILE || err == ENOMEM;
+    return code == BATON_ERR_IO && out ? BATON_ERR_NOMEM : code;
 }
 
 /* The names are in parentheses because base.h makes macros of them for the analyzer. */
@@ -39,6 +78,7 @@ int(base_fail)(struct baton_error *e, int code, const char *fmt, ...)
 
 int(base_fail_errno)(struct baton_error *e, int code, int err, const char *fmt, ...)
 {
+    code = errno_code(code, err);
     if (e) {
         va_list ap;
         va_start(ap, fmt);

@@ -11,12 +11,18 @@
 #include "base/base.h"
 #include "cli/cli.h"
 
+/* strtoull and strtol skip blanks and take signs; a number here starts with its first digit. */
+static bool starts_number(const char *s)
+{
+    return *s >= '0' && *s <= '9';
+}
+
 int cli_parse_u64(const char *name, const char *value, uint64_t *out, struct baton_error *e)
 {
     char *end;
     errno = 0;
     unsigned long long v = strtoull(value, &end, 10);
-    if (errno || end == value || *end || value[0] == '-' || value[0] == '+' || value[0] == ' ')
+    if (errno || !starts_number(value) || *end)
         return base_fail(e, BATON_ERR_USAGE, "%s: '%.60s' is not a whole number", name, value);
     *out = v;
     return 0;
@@ -40,7 +46,9 @@ int cli_parse_f32(const char *name, const char *value, float min, float max, flo
 {
     char *end;
     float v = strtof(value, &end);
-    if (end == value || *end || !isfinite(v))
+    /* strtof takes blanks, hexadecimal and words as well */
+    bool plain = strspn(value, "0123456789.eE+-") == strlen(value) && *value != '+';
+    if (!plain || end == value || *end || !isfinite(v))
         return base_fail(e, BATON_ERR_USAGE, "%s: '%.60s' is not a number", name, value);
     if (v < min || v > max)
         return base_fail(e, BATON_ERR_USAGE, "%s: %.60s is not in %g..%g", name, value, (double)min,
@@ -63,7 +71,7 @@ int cli_parse_ids(const char *name, const char *value, int32_t **ids, size_t *n,
         char *end;
         errno = 0;
         long x = strtol(p, &end, 10);
-        if (errno || end == p || *p == ' ' || x < INT32_MIN || x > INT32_MAX ||
+        if (errno || !starts_number(p + (*p == '-')) || x < INT32_MIN || x > INT32_MAX ||
             (*end && *end != ',')) {
             free(v);
             return base_fail(e, BATON_ERR_USAGE, "%s: item %zu, '%.20s', is not a token id", name,
@@ -102,14 +110,15 @@ int cli_set_cpus(const char *list, struct baton_error *e)
     do {
         char *end;
         unsigned long a = strtoul(p, &end, 10), b = a;
-        if (end == p || *p < '0' || *p > '9')
+        if (!starts_number(p))
             return base_fail(e, BATON_ERR_USAGE, "--cpus: '%.60s' is not a list such as 0,2-3",
                              list);
         p = end;
         if (*p == '-') {
             b = strtoul(p + 1, &end, 10);
-            if (end == p + 1)
-                return base_fail(e, BATON_ERR_USAGE, "--cpus: '%.60s' ends in a dash", list);
+            if (!starts_number(p + 1))
+                return base_fail(e, BATON_ERR_USAGE, "--cpus: '%.60s' has no number behind a dash",
+                                 list);
             p = end;
         }
         if (b < a || b >= CPU_SETSIZE)

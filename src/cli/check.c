@@ -199,19 +199,15 @@ static int finish_args(struct cli_check_args *a, struct baton_error *e)
 static int parse(int argc, char **argv, struct cli_check_args *a, bool *done, struct baton_error *e)
 {
     int opt, rc = 0;
-    opterr = 0;
     optind = 1;
-    while (!rc && (opt = getopt_long(argc, argv, ":m:n:vqh", long_options, NULL)) != -1) {
+    while (!rc && (opt = cli_option(argc, argv, ":m:n:vqh", long_options, e)) != -1) {
         if (opt == 'h') {
             fputs(help, stdout);
             *done = true;
             return 0;
         }
-        if (opt == ':' || opt == '?')
-            rc = base_fail(e, BATON_ERR_USAGE,
-                           opt == ':' ? "option '%s' needs a value"
-                                      : "no option '%s'; see `baton check --help`",
-                           argv[optind - 1]);
+        if (opt == '?')
+            rc = e->code;
         else
             rc = parse_option(opt, optarg, a, e);
     }
@@ -275,7 +271,6 @@ static int exit_code(const struct cli_check *c)
 int cli_check(int argc, char **argv)
 {
     struct cli_check_args a = {
-        .common.json = cli_wants_json(argc, argv),
         .mode = BATON_WHOLE,
         .options = {.prefill = "cpu", .decode = "cpu", .mode = BATON_WHOLE, .n = 32, .repeats = 3},
     };
@@ -283,6 +278,8 @@ int cli_check(int argc, char **argv)
     struct baton_error e = {0};
     bool done = false;
     int rc = parse(argc, argv, &a, &done, &e);
+    if (rc)
+        a.common.json = cli_wants_json(argc, argv);
     if (!rc && !done) {
         cli_set_verbosity(&a.common);
         rc = a.cpus ? cli_set_cpus(a.cpus, &e) : 0;

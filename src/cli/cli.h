@@ -29,6 +29,16 @@ int cli_devices(int argc, char **argv);
 int cli_kv(int argc, char **argv);
 int cli_check(int argc, char **argv); /* 1 also where the handoff was made and does not hold */
 
+/* ---- options (options.c) ------------------------------------------------------------------ */
+
+struct option;
+
+/* getopt_long's next option, -1 behind the last, or '?' with *e filled: it names what is wrong with
+ * which option. Long options are written out. argv[0] is the command's name, `letters` begins with
+ * ':', and the caller has set optind to 1. */
+int cli_option(int argc, char **argv, const char *letters, const struct option *longs,
+               struct baton_error *e);
+
 /* ---- arguments (args.c) ------------------------------------------------------------------- */
 
 /* Parse the value of option `name`; BATON_ERR_USAGE that quotes both where it is not a number of
@@ -49,7 +59,8 @@ int cli_set_cpus(const char *list, struct baton_error *e);
 /* All of a descriptor's text, at most `limit` bytes; *text is malloc'ed and NUL-terminated. */
 int cli_read_all(int fd, size_t limit, char **text, size_t *n, struct baton_error *e);
 
-/* Whether --json stands anywhere: known before parsing, so that a usage error is a document too. */
+/* Whether --json stands anywhere: for arguments that could not be parsed, so that a usage error is
+ * a document too. Elsewhere it may be another option's value. */
 bool cli_wants_json(int argc, char **argv);
 
 /* Apply -v, -q to the log level. */

@@ -43,22 +43,23 @@ int cli_devices(int argc, char **argv)
 {
     static const struct option options[] = {
         {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
-    struct cli_common common = {.json = cli_wants_json(argc, argv)};
+    struct cli_common common = {0};
     struct baton_error e = {0};
-    int opt;
-    opterr = 0;
+    int opt, rc = 0;
     optind = 1;
-    while ((opt = getopt_long(argc, argv, "hvq", options, NULL)) != -1) {
+    while (!rc && (opt = cli_option(argc, argv, ":hvq", options, &e)) != -1) {
         if (opt == 'h') {
             fputs(help, stdout);
             return 0;
         }
         common.json |= opt == 'j';
-        if (opt == '?') {
-            base_fail(&e, BATON_ERR_USAGE, "no option '%s'; see `baton devices --help`",
-                      argv[optind - 1]);
-            return cli_fail(&common, &e);
-        }
+        rc = opt == '?' ? e.code : 0;
+    }
+    if (!rc && optind < argc)
+        rc = base_fail(&e, BATON_ERR_USAGE, "unexpected argument '%.80s'", argv[optind]);
+    if (rc) {
+        common.json = cli_wants_json(argc, argv);
+        return cli_fail(&common, &e);
     }
     if (!common.json) {
         device_list(print_device, NULL);

@@ -182,19 +182,15 @@ static int parse(int argc, char **argv, struct cli_kv_args *a, bool *done, struc
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
     int opt, rc = 0;
-    opterr = 0;
     optind = 1;
-    while (!rc && (opt = getopt_long(argc, argv, ":m:p:n:vqh", options, NULL)) != -1) {
+    while (!rc && (opt = cli_option(argc, argv, ":m:p:n:vqh", options, e)) != -1) {
         if (opt == 'h') {
             fputs(help, stdout);
             *done = true;
             return 0;
         }
-        if (opt == ':' || opt == '?')
-            rc = base_fail(e, BATON_ERR_USAGE,
-                           opt == ':' ? "option '%s' needs a value"
-                                      : "no option '%s'; see `baton kv --help`",
-                           argv[optind - 1]);
+        if (opt == '?')
+            rc = e->code;
         else
             rc = parse_option(opt, a, e);
     }
@@ -243,12 +239,13 @@ static int take_words(int argc, char **argv, struct cli_kv_args *a, const struct
 
 int cli_kv(int argc, char **argv)
 {
-    struct cli_kv_args a = {
-        .common.json = cli_wants_json(argc, argv), .device = "cpu", .n = DEFAULT_TOKENS};
+    struct cli_kv_args a = {.device = "cpu", .n = DEFAULT_TOKENS};
     struct baton_error e = {0};
     const struct verb *verb = NULL;
     bool done = false, saving = false;
     int rc = parse(argc, argv, &a, &done, &e);
+    if (rc)
+        a.common.json = cli_wants_json(argc, argv);
     if (!rc && !done)
         rc = take_words(argc, argv, &a, &verb, &e);
     if (!rc && !done) {

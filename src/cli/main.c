@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* main: find the command. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "cli/cli.h"
 
 static const struct {
@@ -42,13 +44,24 @@ static int command(int argc, char **argv)
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (!strcmp(argv[1], commands[i].name))
             return commands[i].run(argc - 1, argv + 1);
-    fprintf(stderr, "baton: no command '%s'\n\n", argv[1]);
-    usage(stderr);
-    return 2;
+    const struct cli_common common = {.json = cli_wants_json(argc, argv)};
+    struct baton_error e = {0};
+    base_fail(&e, BATON_ERR_USAGE, "no command '%.40s'; see `baton --help`", argv[1]);
+    return cli_fail(&common, &e);
+}
+
+/* A descriptor below 3 that the caller closed would be given to the next socket or file, and what
+ * is printed would go into that. This stands in its place, and reading or writing it fails. */
+static void hold_standard_fds(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            (void)open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
 }
 
 int main(int argc, char **argv)
 {
+    hold_standard_fds();
     signal(SIGPIPE, SIG_IGN); /* a closed stdout or peer is an error value, not a death */
     int rc = command(argc, argv);
     /* A result that was not written is no success, whoever printed it. */

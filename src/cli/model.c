@@ -257,9 +257,8 @@ static int parse(int argc, char **argv, struct model_args *a, bool *done, struct
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
     int opt;
-    opterr = 0;
     optind = 1;
-    while ((opt = getopt_long(argc, argv, ":m:p:vqh", options, NULL)) != -1) {
+    while ((opt = cli_option(argc, argv, ":m:p:vqh", options, e)) != -1) {
         int rc = 0;
         switch (opt) {
         case 'm':
@@ -300,10 +299,7 @@ static int parse(int argc, char **argv, struct model_args *a, bool *done, struct
             *done = true;
             return 0;
         default:
-            rc = base_fail(e, BATON_ERR_USAGE,
-                           opt == ':' ? "option '%s' needs a value"
-                                      : "no option '%s'; see `baton model --help`",
-                           argv[optind - 1]);
+            rc = e->code;
         }
         if (rc)
             return rc;
@@ -324,10 +320,12 @@ int cli_model(int argc, char **argv)
         int (*run)(const struct model_args *a, struct baton_error *e);
     } verbs[] = {
         {"info", info}, {"hash", hash}, {"tokenize", tokenize}, {"detokenize", detokenize}};
-    struct model_args a = {.common.json = cli_wants_json(argc, argv)};
+    struct model_args a = {0};
     struct baton_error e = {0};
     bool done = false;
     int rc = parse(argc, argv, &a, &done, &e);
+    if (rc)
+        a.common.json = cli_wants_json(argc, argv);
     if (done)
         return 0;
     cli_set_verbosity(&a.common);

@@ -283,19 +283,15 @@ static int check(const struct run_args *a, struct baton_error *e)
 static int parse(int argc, char **argv, struct run_args *a, bool *done, struct baton_error *e)
 {
     int opt, rc = 0;
-    opterr = 0;
     optind = 1;
-    while (!rc && (opt = getopt_long(argc, argv, ":m:p:n:vqh", options, NULL)) != -1) {
+    while (!rc && (opt = cli_option(argc, argv, ":m:p:n:vqh", options, e)) != -1) {
         if (opt == OPT_HELP || opt == 'h') {
             fputs(help, stdout);
             *done = true;
             return 0;
         }
-        if (opt == ':' || opt == '?')
-            rc = base_fail(e, BATON_ERR_USAGE,
-                           opt == ':' ? "option '%s' needs a value"
-                                      : "no option '%s'; see `baton run --help`",
-                           argv[optind - 1]);
+        if (opt == '?')
+            rc = e->code;
         else
             rc = parse_option(opt, optarg, a, e);
     }
@@ -313,13 +309,14 @@ static int parse(int argc, char **argv, struct run_args *a, bool *done, struct b
 
 int cli_run(int argc, char **argv)
 {
-    struct run_args a = {
-        .common.json = cli_wants_json(argc, argv), .mode = BATON_WHOLE, .transport = RUN_SHM};
+    struct run_args a = {.mode = BATON_WHOLE, .transport = RUN_SHM};
     struct run_result r = {0};
     struct baton_model *model = NULL;
     struct baton_error e = {0};
     bool done = false;
     int rc = parse(argc, argv, &a, &done, &e);
+    if (rc)
+        a.common.json = cli_wants_json(argc, argv);
     if (!rc && !done) {
         cli_set_verbosity(&a.common);
         rc = a.cpus ? cli_set_cpus(a.cpus, &e) : 0;

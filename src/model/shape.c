@@ -4,6 +4,7 @@
  * Element i of a tensor is a function of (seed, tensor, i) alone, so any part of it can be made
  * again at any time by any thread. Nothing is kept: whoever wants the bytes has them made into
  * memory of its own, and a model of 16 GB needs 16 GB, not 32, once a device holds its copy. */
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -165,8 +166,9 @@ int model_shape_open(struct model *m, const char *name, struct baton_error *e)
         return rc;
     if (name[n] == ':') {
         const char *digits = name + n + 1;
+        errno = 0;
         m->seed = strtoull(digits, &end, 10);
-        if (*digits < '0' || *digits > '9' || *end)
+        if (*digits < '0' || *digits > '9' || *end || errno)
             return base_fail(e, BATON_ERR_USAGE, "shape:%s: the seed is no number",
                              base_shown(buf, name));
     }

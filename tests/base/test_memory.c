@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Heap forms, arena, large maps, errors. */
+#include <errno.h>
 #include <inttypes.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -180,7 +181,11 @@ static void errors_are_cut_on_utf8_borders(void **state)
         assert_true(n >= sizeof e.text - 3 && n < sizeof e.text);
         assert_int_equal((n - (size_t)pad) % 2, 0);
     }
+    base_fail(&e, BATON_ERR_IO, "a\xff\n\x1b[1m\xc3\xa9\xc0\x80\xed\xa0\x80\xe2\x82\xac\xf0\x9f");
+    assert_string_equal(e.text, "a???[1m\xc3\xa9?????\xe2\x82\xac??");
     assert_int_equal(base_fail(NULL, BATON_ERR_IO, "x"), BATON_ERR_IO);
+    assert_int_equal(base_fail_errno(&e, BATON_ERR_IO, EMFILE, "f"), BATON_ERR_NOMEM);
+    assert_int_equal(e.code, BATON_ERR_NOMEM);
     base_fail_errno(&e, BATON_ERR_IO, 2, "file %d", 5);
     assert_string_equal(e.text, "file 5: No such file or directory");
     assert_string_equal(base_code_name(BATON_ERR_INTERNAL), "internal");

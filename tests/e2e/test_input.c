@@ -51,6 +51,66 @@ static void test_usage(void **state)
     REFUSE(2, "nodevice", "run", "-m", tiny, "-p", "x", "--decode", "nodevice");
 }
 
+/* Numbers are digits alone, options are written out, and a message names what is wrong. */
+static void test_exact(void **state)
+{
+    (void)state;
+    static const char *const numbers[] = {"-n", "--ctx", "--seed", "--top-k", "--temp", "--force"};
+    static const char *const wrong[] = {"\t3", " 3", "+3", "3 ", "0x3", ""};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        for (size_t j = 0; j < sizeof wrong / sizeof *wrong; j++)
+            REFUSE(2, numbers[i], "run", "-m", tiny, "--ids", "1", numbers[i], wrong[j]);
+    REFUSE(2, "--seed", "run", "-m", tiny, "--ids", "1", "--seed", "\t-5");
+    REFUSE(2, "--cpus", "run", "-m", tiny, "--ids", "1", "--cpus", "0- 1");
+    REFUSE(2, "seed", "run", "-m", "shape:qwen3-0.6b:18446744073709551616", "--ids", "1");
+    REFUSE(2, "'--see'", "run", "-m", tiny, "--ids", "1", "--see", "5");
+    REFUSE(2, "'--see=5'", "run", "-m", tiny, "--ids", "1", "--see=5");
+    REFUSE(2, "'-x'", "run", "-m", tiny, "--ids", "1", "-xv");
+    REFUSE(2, "'-x'", "run", "-m", tiny, "--ids", "1", "-vx");
+    REFUSE(2, "'--json=1'", "run", "-m", tiny, "--ids", "1", "--json=1");
+    REFUSE(2, "'-m' needs", "kv", "inspect", "-m");
+    REFUSE(2, "'-x'", "model", "info", "-x");
+    REFUSE(2, "'--threa'", "check", "-m", tiny, "--threa", "2");
+    REFUSE(2, "extra", "devices", "extra");
+    REFUSE(2, "nosuch", "nosuch");
+}
+
+/* A message is one line of UTF-8 whatever it quotes: for JSON and for terminals. */
+static void test_messages(void **state)
+{
+    (void)state;
+    static const char *const quoted[] = {"\xff\xfe",
+                                         "a\nb",
+                                         "\033[31m",
+                                         "\xc0\x80",
+                                         "\xed\xa0\x80",
+                                         "\xf4\x90\x80\x80",
+                                         "\xc2\x9b"
+                                         "1m",
+                                         "\xe2\x82"};
+    for (size_t i = 0; i < sizeof quoted / sizeof *quoted; i++) {
+        REFUSE(2, "?", "run", "-m", quoted[i], "--ids", "1");
+        REFUSE(2, "?", "run", "-m", tiny, "--ids", "1", "--mode", quoted[i]);
+        REFUSE(2, "?", "run", "-m", tiny, quoted[i]);
+        REFUSE(2, "?", quoted[i]);
+        struct e2e r;
+        e2e_expect(&r, 2, (const char *const[]){"run", "-m", quoted[i], "--ids", "1", NULL});
+        for (const char *p = r.err; p[1]; p++)
+            assert_true(*p != '\n' && *p != '\033');
+        e2e_free(&r);
+    }
+    /* cut inside a character */
+    char cut[200] = "a";
+    for (size_t i = 0; i < 60; i++)
+        strcat(cut, "\xc3\xa9");
+    REFUSE(2, "--mode", "run", "-m", tiny, "--ids", "1", "--mode", cut);
+    /* a value that looks like the option is none */
+    struct e2e r;
+    e2e_expect(&r, 0, (const char *const[]){"model", "tokenize", "-m", tiny, "-p", "--json", NULL});
+    assert_null(strchr(r.out, '{'));
+    e2e_free(&r);
+}
+
 static void test_prompt(void **state)
 {
     (void)state;
@@ -163,6 +223,32 @@ static void test_stdout(void **state)
     }
 }
 
+/* Standard descriptors that the caller closed are not given to files and sockets: output to one is
+ * an error, a missing stdin only where it was to be read. */
+static void test_closed(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *args;
+        int status;
+    } runs[] = {{"--ids 1 <&-", 0},         {"--ids 1 >&-", 3},        {"--ids 1 2>&-", 0},
+                {"--ids 1 >&- 2>&-", 3},    {"--ids 1 --json >&-", 3}, {"<&-", 2},
+                {"--ids 1 <&- >&- 2>&-", 3}};
+    static const char *const modes[] = {"native", "whole", "stream"};
+    const char *binary = getenv("BATON_BINARY");
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++)
+        for (size_t m = 0; m < 3; m++) {
+            char cmd[1900];
+            snprintf(cmd, sizeof cmd,
+                     "exec </dev/null >/dev/null 2>&1; '%s' run -m '%s' -n 2 "
+                     "--mode %s %s",
+                     binary ? binary : "build/baton", tiny, modes[m], runs[i].args);
+            int status = system(cmd);
+            if (!WIFEXITED(status) || WEXITSTATUS(status) != runs[i].status)
+                fail_msg("%s: status %d", cmd, status);
+        }
+}
+
 /* What must work: help of every command, info, hash against sha256sum, tokenize round trip. */
 static void test_good(void **state)
 {
@@ -255,11 +341,13 @@ int main(void)
 {
     snprintf(tiny, sizeof tiny, "%s/qwen3-tiny", test_path("models"));
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usage),  cmocka_unit_test(test_prompt),
-        cmocka_unit_test(test_model),  cmocka_unit_test(test_broken_files),
-        cmocka_unit_test(test_memory), cmocka_unit_test(test_output),
-        cmocka_unit_test(test_stdout), cmocka_unit_test(test_good),
-        cmocka_unit_test(test_pin),    cmocka_unit_test(test_padding_ids)};
+        cmocka_unit_test(test_usage),        cmocka_unit_test(test_prompt),
+        cmocka_unit_test(test_exact),        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_closed),       cmocka_unit_test(test_model),
+        cmocka_unit_test(test_broken_files), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_output),       cmocka_unit_test(test_stdout),
+        cmocka_unit_test(test_good),         cmocka_unit_test(test_pin),
+        cmocka_unit_test(test_padding_ids)};
     int rc = cmocka_run_group_tests_name("e2e input", tests, NULL, NULL);
     e2e_temp_remove();
     return rc;
