@@ -141,7 +141,8 @@ static int stream_recv(struct transport *t, void *buf, size_t n, size_t *moved,
     ssize_t got = s->fds ? recv_with_fds(s, buf, n, &fits) : recv(s->fd, buf, n, MSG_DONTWAIT);
     if (!fits) {
         s->recv_ended = true;
-        return base_fail(e, BATON_ERR_PEER, "the peer sent more descriptors than one at a time");
+        return base_fail(e, BATON_ERR_INTEGRITY,
+                         "the peer sent more descriptors than one at a time");
     }
     if (got < 0)
         return failed(errno, &s->recv_ended, "receiving", e);

@@ -64,7 +64,7 @@ int transport_send_fd(struct transport *t, const struct iovec *iov, int n_iov, i
                       size_t *moved, struct baton_error *e);
 /* The descriptor that came with bytes received so far, the caller's from now on; -1: none. It is
  * there once the first byte that it was sent with has been received. A second one that comes
- * before the first was taken is an error of transport_recv. */
+ * before the first was taken is BATON_ERR_INTEGRITY of transport_recv, and the end. */
 int transport_take_fd(struct transport *t);
 
 /* A landing region: memory without a name that one process lends to one other, which gets it as a
