@@ -96,8 +96,12 @@ int base_file_open(struct base_file *f, const char *path, struct baton_error *e)
 void base_file_close(struct base_file *f); /* accepts a zeroed struct */
 /* Drop the page cache mapping of [offset, offset+n): whole pages inside it only. */
 void base_file_drop(const struct base_file *f, size_t offset, size_t n);
-/* The whole file as a NUL-terminated buffer (free()), refusing more than `limit` bytes. */
+/* The whole file as a NUL-terminated buffer (free()), refusing more than `limit` bytes. A named
+ * pipe or a device is refused: a stranger's folder must not make us wait. */
 int base_file_read(const char *path, size_t limit, char **out, size_t *size, struct baton_error *e);
+/* The same of whatever `path` is: for what the user names, which may be a pipe. May block. */
+int base_stream_read(const char *path, size_t limit, char **out, size_t *size,
+                     struct baton_error *e);
 /* Write atomically: a temporary name beside it, fsync, rename. A full disk leaves the old file. */
 int base_file_write(const char *path, const void *data, size_t n, struct baton_error *e);
 /* dir + "/" + name, refusing names that leave the folder; free(). */

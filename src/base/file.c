@@ -10,13 +10,21 @@
 
 #include "base/base.h"
 
+/* The descriptor or a negative code. O_NONBLOCK: a named pipe is to be refused, not waited for. */
+static int open_path(const char *path, int flags, struct baton_error *e)
+{
+    if (!*path)
+        return base_fail(e, BATON_ERR_IO, "the name of a file is empty");
+    int fd = open(path, O_RDONLY | O_CLOEXEC | flags);
+    return fd >= 0 ? fd : base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
+}
+
 int base_file_open(struct base_file *f, const char *path, struct baton_error *e)
 {
     struct stat st;
-    /* O_NONBLOCK: a named pipe must be refused, not waited for */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), rc;
+    int fd = open_path(path, O_NONBLOCK, e), rc;
     if (fd < 0)
-        return base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
+        return fd;
     if (fstat(fd, &st) != 0) {
         rc = base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
         close(fd);
@@ -104,18 +112,22 @@ static int read_all(int fd, const char *path, size_t limit, size_t hint, char **
     return 0;
 }
 
-int base_file_read(const char *path, size_t limit, char **out, size_t *size, struct baton_error *e)
+static int read_path(const char *path, bool any_kind, size_t limit, char **out, size_t *size,
+                     struct baton_error *e)
 {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open_path(path, any_kind ? 0 : O_NONBLOCK, e);
     if (fd < 0)
-        return base_fail_errno(e, BATON_ERR_IO, errno, "%s", path);
+        return fd;
     size_t hint = 4096, cap = limit < SIZE_MAX / 4 ? limit : SIZE_MAX / 4, n = 0;
-    bool sized = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0;
+    bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    bool sized = regular && st.st_size > 0;
     if (sized)
         hint = (size_t)st.st_size;
     int rc;
-    if (sized && hint > cap) /* known before anything is allocated */
+    if (!regular && !any_kind)
+        rc = base_fail(e, BATON_ERR_IO, "%s: not a regular file", path);
+    else if (sized && hint > cap) /* known before anything is allocated */
         rc = base_fail(e, BATON_ERR_INPUT, "%s: larger than the %zu bytes allowed", path, limit);
     else
         rc = read_all(fd, path, cap, hint, out, &n, e);
@@ -123,6 +135,17 @@ int base_file_read(const char *path, size_t limit, char **out, size_t *size, str
     if (rc == 0 && size)
         *size = n;
     return rc;
+}
+
+int base_file_read(const char *path, size_t limit, char **out, size_t *size, struct baton_error *e)
+{
+    return read_path(path, false, limit, out, size, e);
+}
+
+int base_stream_read(const char *path, size_t limit, char **out, size_t *size,
+                     struct baton_error *e)
+{
+    return read_path(path, true, limit, out, size, e);
 }
 
 static bool stays_inside(const char *name)

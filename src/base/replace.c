@@ -45,6 +45,8 @@ int base_replace_open(struct base_replace *r, const char *path, struct baton_err
     struct stat st;
     char real[PATH_MAX];
     *r = (struct base_replace){.fd = -1};
+    if (!*path)
+        return base_fail(e, BATON_ERR_IO, "the name of a file to write is empty");
     bool exists = stat(path, &st) == 0;
     if (exists && S_ISDIR(st.st_mode))
         return base_fail(e, BATON_ERR_IO, "%s: is a folder", path);

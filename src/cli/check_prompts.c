@@ -82,7 +82,7 @@ static int read_file(struct cli_check *c, const struct baton_model *m, struct ba
     char *text = NULL;
     size_t n = 0;
     uint32_t line = 0;
-    int rc = base_file_read(c->args->prompts, FILE_LIMIT, &text, &n, e);
+    int rc = base_stream_read(c->args->prompts, FILE_LIMIT, &text, &n, e);
     if (rc == BATON_ERR_IO) /* a file that the user named */
         rc = e->code = BATON_ERR_INPUT;
     for (size_t at = 0; rc == 0 && at < n;) {

@@ -57,7 +57,7 @@ static void draw(void *ctx, const char *what, uint64_t done, uint64_t all)
 static int read_prompt_text(const struct run_args *a, char **text, size_t *n, struct baton_error *e)
 {
     if (a->prompt_file)
-        return base_file_read(a->prompt_file, PROMPT_LIMIT, text, n, e);
+        return base_stream_read(a->prompt_file, PROMPT_LIMIT, text, n, e);
     if (!a->chat && !a->text) {
         if (isatty(STDIN_FILENO))
             fputs("baton: reading the prompt from the terminal; end it with Ctrl-D\n", stderr);

@@ -25,7 +25,7 @@ int handoff_key_read(const char *path, uint8_t key[HANDOFF_MAX_KEY], size_t *n,
     size_t size = 0;
     int rc = check_mode(path, e);
     if (rc == 0)
-        rc = base_file_read(path, HANDOFF_MAX_KEY + 1, &text, &size, e);
+        rc = base_stream_read(path, HANDOFF_MAX_KEY + 1, &text, &size, e);
     if (rc)
         return rc;
     size_t used = size && text[size - 1] == '\n' ? size - 1 : size; /* as an editor leaves it */

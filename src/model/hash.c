@@ -24,6 +24,7 @@
 #include "model/model_priv.h"
 
 #define CHUNK ((uint64_t)1 << 20)
+#define SMALL_MAX ((size_t)256 << 20) /* of files hashed whole: as the tokenizer's reader */
 #define CACHE_MAX ((size_t)16 << 20)
 #define CACHE_HEAD "baton-hash 1"
 
@@ -352,8 +353,11 @@ static int hash_file(const struct model *m, const char *name, bool *found, uint8
     char *path = base_path_join(m->path, name, e);
     if (!path)
         return BATON_ERR_NOMEM;
-    *found = stat(path, &st) == 0 || errno != ENOENT;
+    *found = lstat(path, &st) == 0 || errno != ENOENT;
     int rc = *found ? base_file_open(&f, path, e) : 0;
+    if (!rc && f.size > SMALL_MAX)
+        rc = base_fail(e, BATON_ERR_INPUT, "%s: larger than the %zu bytes allowed", path,
+                       SMALL_MAX);
     free(path);
     if (!rc && *found)
         base_sha256(f.data, f.size, out);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opening a checkpoint: configuration, weight files, and one tensor for each that is wanted. */
+#include <errno.h>
 #include <jansson.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include "model/model_priv.h"
 
@@ -22,10 +23,13 @@ unsigned model_cpus(unsigned most)
     return n < most ? n : most;
 }
 
+/* A link to nowhere, a loop of links or a folder that may not be read counts: what is there and
+ * can't be opened is an error, not silently something else. */
 static bool exists(const char *dir, const char *name)
 {
+    struct stat st;
     char *path = base_path_join(dir, name, NULL);
-    bool yes = path && access(path, F_OK) == 0;
+    bool yes = path && (lstat(path, &st) == 0 || errno != ENOENT);
     free(path);
     return yes;
 }

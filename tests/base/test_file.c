@@ -93,9 +93,15 @@ static void unreadable_files_are_named(void **state)
     test_fails(base_file_open(&f, "/nonexistent/x", &e), BATON_ERR_IO, "/nonexistent/x: No such",
                &e);
     test_fails(base_file_open(&f, dir, &e), BATON_ERR_IO, "not a regular file", &e);
-    test_fails(base_file_read(dir, 100, &text, &n, &e), BATON_ERR_IO, "directory", &e);
-    test_fails(base_file_read("/dev/zero", 100, &text, &n, &e), BATON_ERR_INPUT, "100 bytes", &e);
+    test_fails(base_file_open(&f, "", &e), BATON_ERR_IO, "empty", &e);
+    test_fails(base_file_write("", "x", 1, &e), BATON_ERR_IO, "empty", &e);
+    test_fails(base_file_read(dir, 100, &text, &n, &e), BATON_ERR_IO, "not a regular", &e);
+    test_fails(base_file_read("/dev/zero", 100, &text, &n, &e), BATON_ERR_IO, "not a regular", &e);
+    test_fails(base_stream_read(dir, 100, &text, &n, &e), BATON_ERR_IO, "directory", &e);
+    test_fails(base_stream_read("/dev/zero", 100, &text, &n, &e), BATON_ERR_INPUT, "100 bytes", &e);
     assert_int_equal(mkfifo(in_dir("fifo"), 0600), 0);
+    test_fails(base_file_read(in_dir("fifo"), 100, &text, &n, &e), BATON_ERR_IO, "not a regular",
+               &e);
     test_fails(base_file_open(&f, in_dir("fifo"), &e), BATON_ERR_IO, "not a regular", &e);
     unlink(in_dir("fifo"));
     test_ok(base_file_read("/proc/self/status", 1 << 20, &text, &n, &e), &e); /* size unknown */

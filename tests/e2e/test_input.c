@@ -166,6 +166,46 @@ static void test_broken_files(void **state)
         }
 }
 
+/* A file of the folder that is something else: named and refused, never waited for, read without
+ * end or taken for a missing one. */
+static void test_odd_files(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"config.json", "generation_config.json",
+                                        "model.safetensors", "tokenizer.json"};
+    static const char *const kinds[] = {"mkdir %s",           "mkfifo %s",
+                                        "ln -s %s %s",        "ln -s nowhere %s",
+                                        "ln -s /dev/zero %s", "truncate -s 300G %s"};
+    char dir[200], cmd[2600], make[300];
+    snprintf(dir, sizeof dir, "%s", e2e_temp("odd"));
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+            snprintf(make, sizeof make, kinds[k], files[i], files[i]);
+            snprintf(cmd, sizeof cmd,
+                     "rm -rf '%s' && cp -r '%s' '%s' && chmod -R u+w '%s' && cd '%s' && rm %s && "
+                     "%s",
+                     dir, tiny, dir, dir, dir, files[i], make);
+            assert_int_equal(system(cmd), 0);
+            REFUSE(2, files[i], "run", "-m", dir, "-p", "x");
+        }
+    snprintf(cmd, sizeof cmd,
+             "rm -rf '%s' && cp -r '%s' '%s' && chmod -R u+w '%s' && cd '%s' && rm -f %s && "
+             "ln -s nowhere %s",
+             dir, tiny, dir, dir, dir, "chat_template.jinja", "chat_template.jinja");
+    assert_int_equal(system(cmd), 0);
+    REFUSE(2, "chat_template.jinja", "run", "-m", dir, "--chat", "x");
+    REFUSE(2, "empty", "run", "-m", tiny, "--prompt-file", "");
+    REFUSE(2, "empty", "run", "-m", tiny, "--ids", "1", "--kv-load", "");
+    REFUSE(3, "empty", "run", "-m", tiny, "--ids", "1", "-n", "1", "--logits", "");
+    /* but the user's own prompt may come through a pipe */
+    snprintf(cmd, sizeof cmd,
+             "rm -rf '%s' && mkfifo '%s' && { echo 1, 2, 3 >'%s' & '%s' run -m '%s' -n 1 -q "
+             "--prompt-file '%s' >/dev/null && wait; }",
+             dir, dir, dir, getenv("BATON_BINARY") ? getenv("BATON_BINARY") : "build/baton", tiny,
+             dir);
+    assert_int_equal(system(cmd), 0);
+}
+
 static void test_memory(void **state)
 {
     (void)state;
@@ -341,13 +381,13 @@ int main(void)
 {
     snprintf(tiny, sizeof tiny, "%s/qwen3-tiny", test_path("models"));
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usage),        cmocka_unit_test(test_prompt),
-        cmocka_unit_test(test_exact),        cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_closed),       cmocka_unit_test(test_model),
-        cmocka_unit_test(test_broken_files), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_output),       cmocka_unit_test(test_stdout),
-        cmocka_unit_test(test_good),         cmocka_unit_test(test_pin),
-        cmocka_unit_test(test_padding_ids)};
+        cmocka_unit_test(test_usage),  cmocka_unit_test(test_prompt),
+        cmocka_unit_test(test_exact),  cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_closed), cmocka_unit_test(test_odd_files),
+        cmocka_unit_test(test_model),  cmocka_unit_test(test_broken_files),
+        cmocka_unit_test(test_memory), cmocka_unit_test(test_output),
+        cmocka_unit_test(test_stdout), cmocka_unit_test(test_good),
+        cmocka_unit_test(test_pin),    cmocka_unit_test(test_padding_ids)};
     int rc = cmocka_run_group_tests_name("e2e input", tests, NULL, NULL);
     e2e_temp_remove();
     return rc;
