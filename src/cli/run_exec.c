@@ -29,9 +29,16 @@ struct run {
      * the other out. NULL = made here, or nobody looks. */
     _Atomic uint32_t *prefilled;
     struct baton_request *producer;
+    struct baton_error *failure; /* where a producer process leaves its error; NULL = nowhere */
     uint64_t request_id;
     uint8_t key[32]; /* of the handoff, for this run alone: made before the fork */
     uint32_t ctx, max_tokens;
+};
+
+/* What the producer process writes and this one reads. */
+struct shared {
+    _Atomic uint32_t prefilled;
+    struct baton_error failure; /* read after the process has ended; code 0 = none */
 };
 
 /* Ctrl-C has one target: the request being pulled. Written before the handler is installed. */
@@ -242,7 +249,10 @@ static int produce(void *ctx, int fd)
     }
     x->progress.shown = x->progress.on; /* the other process may have drawn */
     cli_progress_end(&x->progress);
-    if (rc != BATON_ERR_CANCELLED)
+    if (x->failure)
+        *x->failure = e;
+    /* The consumer tells it, once and with --json too, unless it may be the one that is gone. */
+    if (!x->failure || rc == BATON_ERR_PEER)
         fprintf(stderr, "baton: producer: %s\n", e.text);
     return cli_exit_code(rc);
 }
@@ -417,17 +427,20 @@ static int load(struct run *x, struct baton_error *e)
 static int consume_forked(struct run *x, struct baton_error *e)
 {
     struct run_pair pair = {.fd = -1};
-    void *page = MAP_FAILED; /* without it there is no bar */
-    if (x->progress.on)
-        page = mmap(NULL, sizeof *x->prefilled, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                    -1, 0);
-    x->prefilled = page == MAP_FAILED ? NULL : page;
+    /* Without it there is no bar, and the producer tells its error itself. */
+    struct shared *page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE,
+                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (page != MAP_FAILED) {
+        x->prefilled = x->progress.on ? &page->prefilled : NULL;
+        x->failure = &page->failure;
+        pair.failure = x->failure;
+    }
     int rc = cli_run_pair_fork(x->args, produce, x, &pair, e);
     if (!rc)
         rc = consume(x, (struct way){.fd = pair.fd}, e);
     cli_run_pair_end(&pair, rc != 0, e);
-    if (x->prefilled)
-        munmap(page, sizeof *x->prefilled);
+    if (page != MAP_FAILED)
+        munmap(page, sizeof *page);
     return rc;
 }
 

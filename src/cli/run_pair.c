@@ -49,17 +49,36 @@ int cli_run_pair_fork(const struct run_args *a, int (*child)(void *ctx, int fd),
     return 0;
 }
 
-/* Wait up to `ms`; true when the process was reaped into *status. */
+/* Wait up to `ms`; true when the process was reaped into *status. A stopped one is not waited for
+ * (WIFSTOPPED). */
 static bool reap(pid_t pid, unsigned ms, int *status)
 {
     for (unsigned waited = 0;; waited += 10) {
-        pid_t got = waitpid(pid, status, WNOHANG);
+        pid_t got = waitpid(pid, status, WNOHANG | WUNTRACED);
+        if (got == pid && WIFSTOPPED(*status))
+            return false;
         if (got == pid || (got < 0 && errno == ECHILD))
             return true;
         if (waited >= ms)
             return false;
         base_sleep_ns(10000000);
     }
+}
+
+static void tell_end(const struct run_pair *pair, int status, struct baton_error *e)
+{
+    if (WIFSIGNALED(status))
+        base_fail(e, BATON_ERR_PEER,
+                  "the producer process was killed by signal %d (%s) before "
+                  "the handoff was complete",
+                  WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else if (pair->failure && pair->failure->code)
+        base_fail(e, pair->failure->code, "producer: %s", pair->failure->text);
+    else if (WIFEXITED(status) && WEXITSTATUS(status))
+        base_fail(e, BATON_ERR_PEER,
+                  "the producer process failed (exit %d); its message stands "
+                  "above",
+                  WEXITSTATUS(status));
 }
 
 void cli_run_pair_end(struct run_pair *pair, bool failed, struct baton_error *e)
@@ -71,7 +90,7 @@ void cli_run_pair_end(struct run_pair *pair, bool failed, struct baton_error *e)
     int status = 0;
     bool gone = reap(pair->producer, failed && !lost ? 0 : GRACE_MS, &status);
     bool by_itself = gone;
-    if (!gone) {
+    if (!gone && !WIFSTOPPED(status)) {
         kill(pair->producer, SIGTERM);
         gone = reap(pair->producer, TERM_MS, &status);
     }
@@ -79,15 +98,9 @@ void cli_run_pair_end(struct run_pair *pair, bool failed, struct baton_error *e)
         kill(pair->producer, SIGKILL);
         waitpid(pair->producer, &status, 0);
     }
-    if (lost && by_itself && WIFSIGNALED(status))
-        base_fail(e, BATON_ERR_PEER,
-                  "the producer process was killed by signal %d (%s) before "
-                  "the handoff was complete",
-                  WTERMSIG(status), strsignal(WTERMSIG(status)));
-    else if (lost && by_itself && WIFEXITED(status) && WEXITSTATUS(status))
-        base_fail(e, BATON_ERR_PEER,
-                  "the producer process failed (exit %d); its message stands "
-                  "above",
-                  WEXITSTATUS(status));
+    if (lost && by_itself)
+        tell_end(pair, status, e);
+    else if (!failed && pair->failure && pair->failure->code)
+        base_log(BASE_LOG_WARN, "producer: %s", pair->failure->text);
     pair->producer = 0;
 }

@@ -51,15 +51,16 @@ int cli_run_execute(const struct run_args *a, struct baton_model **model, struct
 
 /* Pieces of cli_run_execute that deal with the second process (run_pair.c). */
 struct run_pair {
-    pid_t producer; /* 0 = none */
-    int fd;         /* this side's end; -1 where none */
+    pid_t producer;                    /* 0 = none */
+    int fd;                            /* this side's end; -1 where none */
+    const struct baton_error *failure; /* shared: the producer's, code 0 = none; NULL = not known */
 };
 /* Connect two ends and fork. In the producer `child` runs and its result is the exit code; in the
  * caller *pair is filled. */
 int cli_run_pair_fork(const struct run_args *a, int (*child)(void *ctx, int fd), void *ctx,
                       struct run_pair *pair, struct baton_error *e);
 /* The producer is no longer needed: end it if it has not ended, reap it. Where `e` says that the
- * peer was lost, the text is replaced by how the producer really ended. */
+ * peer was lost, it is replaced by the producer's own error, or by how the producer ended. */
 void cli_run_pair_end(struct run_pair *pair, bool failed, struct baton_error *e);
 
 int cli_run_report_json(const struct run_args *a, struct baton_model *m,

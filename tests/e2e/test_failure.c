@@ -112,6 +112,21 @@ static void test_every_state(void **state)
     e2e_free(&native);
 }
 
+/* What a producer fails by is told once, in its words, with --json too. */
+static void test_told_once(void **state)
+{
+    (void)state;
+    struct e2e r;
+    run(&r, 3, "stream", NULL, "producer-piece@9=fail");
+    const char *message = json_string_value(e2e_get(r.json, "error.message"));
+    assert_non_null(strstr(message, "gave it up"));
+    assert_null(strstr(message, "above"));
+    const char *line = strchr(r.err, '\n');
+    if (!line || line[1])
+        fail_msg("not one line: %s", r.err);
+    e2e_free(&r);
+}
+
 /* A stopped producer is dead after its silence, and gone when the run is. */
 static void test_stopped(void **state)
 {
@@ -146,6 +161,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_human),
         cmocka_unit_test(test_every_state),
+        cmocka_unit_test(test_told_once),
         cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests_name("e2e failure", tests, setup, teardown);
