@@ -176,6 +176,8 @@ struct end {
     int claims[RIG_IDS];
     uint8_t ticket[RIG_IDS][HANDOFF_TICKET];        /* as CLAIM or OFFER brought it */
     void (*on_claim)(struct end *end, uint64_t id); /* NULL: the test answers later */
+    /* told of every on_commit and on_end, after they were counted; may be NULL */
+    void (*watch)(struct end *end, uint64_t id, bool commit);
 };
 
 static inline uint64_t ids_sum(const int32_t *ids, uint32_t n)
@@ -229,6 +231,8 @@ static void rig_commit(void *ctx, uint64_t id, const struct handoff_result *r)
         end->logits[i] = malloc(r->commit.vocab * sizeof(float));
         memcpy(end->logits[i], r->commit.logits, r->commit.vocab * sizeof(float));
     }
+    if (end->watch)
+        end->watch(end, id, true);
     if (end->abort_in_commit)
         handoff_abort(end->conn, id, NULL);
 }
@@ -248,6 +252,8 @@ static void rig_end(void *ctx, uint64_t id, const struct baton_error *why)
     unsigned i = id % RIG_IDS;
     end->ends[i]++;
     end->why[i] = *why;
+    if (end->watch)
+        end->watch(end, id, false);
 }
 
 static void rig_claim(void *ctx, uint64_t id, const uint8_t *ticket)
