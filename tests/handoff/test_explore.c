@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every order of events of one request between two real ends, breadth first, up to a bound.
  *
- * A state is reached by a sequence of acts: an end works on what has arrived (all of it, or a part),
- * an owner calls, or something goes wrong (abort, crash, orderly close, refusal, a cut, bytes that
- * come twice or damaged). Ends can't be copied, so a state is reached again by doing its acts again.
- * Two sequences are the same state where each end alone saw the same (bytes taken, bytes given, calls)
- * in the same order: the bytes between them follow from that. From every state the rest is played
- * without further trouble.
+ * A state is reached by a sequence of acts: an end works on what has arrived, an owner calls, or
+ * something goes wrong (a part of what has arrived is read and no more, an owner calls twice, abort,
+ * crash, orderly close, refusal, a cut, bytes that come twice or damaged). Ends can't be copied, so
+ * a state is reached again by doing its acts again. Two sequences lead to the same state where each
+ * end alone saw the same (bytes taken, bytes given, calls) in the same order: the bytes between them
+ * follow from that. From every state the rest is played without further trouble.
  *
- * Shown, in every state and on every way: the ends come to an end without anybody's clock; one end
- * a request and end; nothing is delivered before the producer's commit, after an end, or wrong;
+ * Shown, in every state and on every way: both ends come to an end without anybody's clock; one end
+ * a request and side; nothing is delivered before the producer's commit, after an end, or wrong;
  * nobody reads the producer's pages or writes the consumer's after on_end.
  *
  * BATON_EXPLORE=N: N troubles a way instead of 1. */
