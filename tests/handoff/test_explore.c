@@ -2,11 +2,11 @@
 /* Every order of events of one request between two real ends, breadth first, up to a bound.
  *
  * A state is reached by a sequence of acts: an end works on what has arrived, an owner calls, or
- * something goes wrong (a part of what has arrived is read and no more, an owner calls twice, abort,
- * crash, orderly close, refusal, a cut, bytes that come twice or damaged). Ends can't be copied, so
- * a state is reached again by doing its acts again. Two sequences lead to the same state where each
- * end alone saw the same (bytes taken, bytes given, calls) in the same order: the bytes between them
- * follow from that. From every state the rest is played without further trouble.
+ * something goes wrong (only a part of what has arrived is read, an owner calls twice, an abort, a
+ * crash, an orderly close, a refusal, a cut, bytes that come twice or damaged). Ends can't be
+ * copied, so a state is reached again by doing its acts again. Two sequences lead to the same state
+ * where each end alone saw the same (bytes taken, bytes given, calls) in the same order: the bytes
+ * between them follow from that. From every state the rest is played without further trouble.
  *
  * Shown, in every state and on every way: both ends come to an end without anybody's clock; one end
  * a request and side; nothing is delivered before the producer's commit, after an end, or wrong;
