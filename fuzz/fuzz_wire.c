@@ -4,7 +4,8 @@
  * The input is a list of steps: a frame from a template with some bytes overwritten and then sealed
  * (so that the checks do not end every run at the door), raw bytes, or an act of the owner.
  * Nothing may crash, every request that was told of ends exactly once, and a request is delivered
- * before its end or not at all. */
+ * before its end or not at all. Where the connection has a key the peer has it too: behind the tags
+ * everything must hold as it does without. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -18,6 +19,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 #define IDS 4u
 #define TOKENS 70u /* two leaves */
 
+static const uint8_t secret[32] = "a secret that the peer has too.";
+
 struct run {
     const uint8_t *in;
     size_t left;
@@ -27,8 +30,9 @@ struct run {
     struct kv_geometry g;
     struct wire w;
     int live[IDS], committed[IDS];
-    uint8_t answer; /* consumer: what on_offer does */
-    bool digest, want_logits;
+    bool claimed[8]; /* consumer: by id, until the offer or the end */
+    uint8_t answer;  /* consumer: what on_offer does */
+    bool digest, want_logits, producer;
     int32_t ids[TOKENS];
 };
 
@@ -65,7 +69,10 @@ static void on_offer(void *ctx, const struct handoff_offer *o)
     int64_t sum = 0;
     for (uint32_t k = 0; k < o->n_ids; k++)
         sum += o->ids[k];
-    r->live[i]++;
+    if (o->request < 8 && r->claimed[o->request])
+        r->claimed[o->request] = false;
+    else
+        r->live[i]++;
     r->committed[i] = 0;
     bool fits = o->n_ids == TOKENS && !handoff_geometry_check(&r->g, &o->geometry, NULL);
     if (!fits || sum < 0 || r->answer == 2)
@@ -90,8 +97,29 @@ static void on_reserve(void *ctx, uint64_t id, uint32_t held, bool wants)
 static void on_end(void *ctx, uint64_t id, const struct baton_error *why)
 {
     struct run *r = ctx;
+    if (id < 8)
+        r->claimed[id] = false;
     require(r->live[id % IDS] > 0 && memchr(why->text, 0, sizeof why->text));
     r->live[id % IDS]--;
+}
+
+static void on_claim(void *ctx, uint64_t id, const uint8_t *ticket)
+{
+    struct run *r = ctx;
+    struct handoff_offer o = {
+        .request = id, .geometry = r->g, .ids = r->ids, .n_ids = TOKENS, .digest = r->digest};
+    r->live[id % IDS]++;
+    if (r->answer || ticket[0] || handoff_offer(r->conn, &o, NULL))
+        handoff_abort(r->conn, id, NULL);
+}
+
+static void owner_claim(struct run *r, uint64_t id)
+{
+    static const uint8_t ticket[HANDOFF_TICKET];
+    if (handoff_claim(r->conn, id, ticket, NULL))
+        return;
+    r->claimed[id] = true;
+    r->live[id % IDS]++;
 }
 
 static void owner_offer(struct run *r, uint64_t id)
@@ -111,8 +139,10 @@ static void owner_step(struct run *r)
         .argmax = 1, .margin = 1, .vocab = 3, .logits = what & 8 ? logits : NULL};
     if (what % 5 == 0)
         handoff_abort(r->conn, id, NULL);
-    else if (what % 5 == 1)
+    else if (what % 5 == 1 && r->producer)
         owner_offer(r, id);
+    else if (what % 5 == 1)
+        owner_claim(r, id);
     else if (what % 5 == 2)
         handoff_reserve(r->conn, id, v, take(r) % TOKENS, r->want_logits, NULL);
     else if (what % 5 == 3)
@@ -145,7 +175,8 @@ static void deliver(struct run *r, const uint8_t *p, size_t n)
 /* The body that a frame of this type has when all is well. */
 static uint32_t template(struct run *r, uint8_t type, uint8_t *b, uint32_t *payload)
 {
-    static const uint32_t sizes[16] = {0, 96, 0, 256, 0, 96, 256, 32, 288, 16, 32, 264, 256, 0};
+    static const uint32_t sizes[32] = {0,  96, 0,   256, 0, 96, 256, 32, 288,
+                                       16, 32, 264, 256, 0, 96, 32,  16};
     uint8_t slot = 0;
     *payload = 0;
     if (type == W_OFFER)
@@ -166,13 +197,13 @@ static uint32_t template(struct run *r, uint8_t type, uint8_t *b, uint32_t *payl
         w_u32(w_u32(b + 4, r->want_logits), 1);
         w_u32(b + 44, r->want_logits ? 3 : 0);
     }
-    return sizes[type & 15];
+    return sizes[type & 31];
 }
 
 static void peer_frame(struct run *r)
 {
     static const uint8_t zeros[4 * TOKENS];
-    uint8_t b[600] = {0}, type = take(r) & 15, how = take(r);
+    uint8_t b[600] = {0}, type = take(r) & 31, how = take(r);
     uint64_t id = how & 7;
     uint32_t payload, n = template(r, type, b, &payload);
     for (uint8_t edits = how >> 6; edits && n; edits--) {
@@ -187,6 +218,8 @@ static void peer_frame(struct run *r)
     if (how & 32) {
         h[4 + take(r) % 36] = take(r);
         wire_seal(h);
+        if (r->w.tagged)
+            wire_tag(&r->w, h, n, payload, h + 48 + n + payload);
     }
     deliver(r, r->w.data, r->w.n);
 }
@@ -202,11 +235,37 @@ static void peer_raw(struct run *r)
 
 /* ---- a run ---------------------------------------------------------------------------------- */
 
+/* HELLO; with a key, the peer derives the session key of its direction and proves it. */
+static void greet(struct run *r, uint8_t mode)
+{
+    uint8_t theirs[144], mine[96] = {0};
+    bool auth = mode & 64;
+    size_t got = 0;
+    handoff_conn_step(r->conn, NULL);
+    require(!transport_recv(r->peer, theirs, sizeof theirs, &got, NULL) && got == sizeof theirs);
+    w_u32(w_u32(w_u32(mine, 0x10001), r->producer ? 2 : 1), auth);
+    w_u64(w_u64(mine + 16, 1000000000u), 10000000000u);
+    wire_frame(&r->w, W_HELLO, 0, mine, sizeof mine, NULL, 0, false);
+    if (auth) {
+        wire_session_key(secret, sizeof secret, !r->producer, r->producer ? theirs + 48 : mine,
+                         r->producer ? mine : theirs + 48, r->w.key);
+        r->w.tagged = true;
+        r->w.tag_payload = mode & 128;
+        wire_frame(&r->w, W_HEARTBEAT, 0, NULL, 0, NULL, 0, false);
+    }
+    deliver(r, r->w.data, r->w.n);
+}
+
 static void run_open(struct run *r, uint8_t mode)
 {
     struct transport *mine;
-    const struct handoff_options o = {.producer = mode & 1};
-    const struct handoff_callbacks cb = {on_offer, on_commit, on_reserve, on_end, r};
+    const struct handoff_options o = {.producer = mode & 1,
+                                      .key = mode & 64 ? secret : NULL,
+                                      .key_bytes = sizeof secret,
+                                      .tag_payload = (mode & 192) == 192};
+    const struct handoff_callbacks cb = {on_offer, on_commit, on_reserve,
+                                         on_end,   .ctx = r,  .on_claim = on_claim};
+    r->producer = mode & 1;
     r->g = (struct kv_geometry){.n_layers = 2,
                                 .kv_heads = 1,
                                 .head_dim = 2,
@@ -235,10 +294,8 @@ static void run_open(struct run *r, uint8_t mode)
     } else {
         require(!kv_seq_reserve_import(r->seq, TOKENS, NULL));
     }
-    if (mode & 32) {
-        wire_hello(&r->w, 1, 1, mode & 1 ? 2 : 1, 1000000000u, 10000000000u);
-        deliver(r, r->w.data, r->w.n);
-    }
+    if (mode & 32)
+        greet(r, mode);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
