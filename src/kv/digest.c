@@ -16,11 +16,17 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#ifdef KV_XXHASH_DISPATCH /* the library chooses its vectors at run time; same values */
+#include <xxh_x86dispatch.h>
+#else
 #include <xxhash.h>
+#endif
 
 #include "kv/kv_priv.h"
 
 #define LEAF 64u
+/* Copied, then digested: both copies of so much lie in a first-level cache of 32 KiB. */
+#define TILE_BYTES 8192u
 
 struct kv_digest {
     uint32_t layer, which, dtype, kv_heads, head_dim;
@@ -157,10 +163,13 @@ static void copy_leaf(struct kv_digest *d, enum kv_digest_side side,
                       uint32_t first, uint32_t end)
 {
     enum kv_which which = (enum kv_which)d->which;
+    uint32_t row = (uint32_t)kv_dtype_bytes(d->dtype) * d->head_dim;
+    uint32_t most = row < TILE_BYTES ? TILE_BYTES / row : 1;
     leaf_begin(d, first, end);
     for (uint32_t h = 0; h < d->kv_heads; h++)
         for (uint32_t p = first, run; p < end; p += run) {
-            const uint8_t *from = kv_view_run(src, which, p, end - p, &run);
+            run = end - p < most ? end - p : most;
+            const uint8_t *from = kv_view_run(src, which, p, run, &run);
             uint8_t *to = kv_view_run(dst, which, p, run, &run);
             copy_rows(d, side, to + h * dst->layout->stride_head, dst->layout,
                       from + h * src->layout->stride_head, src->layout, run);

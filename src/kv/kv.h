@@ -121,7 +121,7 @@ void kv_digest_close(struct kv_digest *d); /* NULL is fine */
 /* Digest positions [first, first+n) as they lie in a view (its dtype must be the digest's). */
 int kv_digest_update(struct kv_digest *d, const struct baton_kv_view *v, uint32_t first, uint32_t n,
                      struct baton_error *e);
-/* kv_copy and kv_digest_update in one pass, a head of a leaf at a time, so that the second touch
+/* kv_copy and kv_digest_update in one pass, a tile of a leaf at a time, so that the second touch
  * finds the data in the cache. The digest is of the source's dtype. KV_DIGEST_SOURCE: of what lies
  * in the source, so that a fault of the copy shows. KV_DIGEST_COPY: the source may change while it
  * is read; every byte of it is read once, and what is digested is what was read and arrives. */
