@@ -229,24 +229,35 @@ static int reserve(struct baton_engine *en, struct engine_session *s, struct bat
     return rc;
 }
 
+/* Those that only need a lane. One may be over with its first token, and leaves room for others:
+ * so they go before those that need pages, of which none is asked again before the next event. */
+static void admit_imported(struct baton_engine *en)
+{
+    struct engine_session *next;
+    for (struct engine_session *s = en->sessions; s; s = next) {
+        next = s->next;
+        if (s->state == ENGINE_IMPORTED && engine_session_take_lane(en, s))
+            engine_session_begin(en, s, s->row);
+    }
+}
+
 void engine_consumer_admit(struct baton_engine *en)
 {
     struct engine_session *next;
     bool full = false; /* the oldest that waits for pages is served first */
-    for (struct engine_session *s = en->sessions; s; s = next) {
+    admit_imported(en);
+    for (struct engine_session *s = en->sessions; s && !full; s = next) {
         const struct engine_ask *a = &s->request->ask;
         struct baton_error e;
+        int rc = 0;
         next = s->next;
-        if ((s->state == ENGINE_PAIRED || s->state == ENGINE_WAITING) && !full) {
-            int rc = s->state == ENGINE_PAIRED
-                         ? reserve(en, s, &e)
-                         : engine_start_prefill(en, s, a->n_ids + a->max_tokens, &e);
-            full = rc == BATON_ERR_BUSY;
-            if (rc && !full)
-                engine_session_fail(en, s, &e);
-        } else if (s->state == ENGINE_IMPORTED && engine_session_take_lane(en, s)) {
-            engine_session_begin(en, s, s->row);
-        }
+        if (s->state == ENGINE_PAIRED)
+            rc = reserve(en, s, &e);
+        else if (s->state == ENGINE_WAITING)
+            rc = engine_start_prefill(en, s, a->n_ids + a->max_tokens, &e);
+        full = rc == BATON_ERR_BUSY;
+        if (rc && !full)
+            engine_session_fail(en, s, &e);
     }
 }
 

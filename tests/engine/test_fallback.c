@@ -231,6 +231,40 @@ static void test_gone(void **state)
     baton_model_close(m);
 }
 
+/* One that falls back while a handoff has the pages starts when that one is over, which may be at
+ * its first token, before any step. */
+static void test_waits(void **state)
+{
+    (void)state;
+    uint64_t seed = test_seed();
+    struct baton_model *m = rig_model("qwen3-tiny");
+    int32_t large[CTX - 6], small[60], other[CTX - 6];
+    struct rig_pair p;
+    struct rig_run native, run;
+    struct baton_error e;
+    rig_pair_open(&p, m, rig_device(), 1, CTX, 4);
+    rig_prompt(&seed, p.vocab, large, CTX - 6);
+    rig_prompt(&seed, p.vocab, small, 60);
+    memcpy(other, large, sizeof large);
+    other[0] ^= 1;
+    struct baton_request_options a = ask(large, CTX - 6, 1), b = ask(small, 60, 2), pa = a;
+    pa.ids = other;
+    b.max_tokens = 1;
+    rig_alone(m, rig_device(), CTX, 0, &a, &native);
+    struct baton_request *ca = rig_submit(p.consumer, &a), *cb = rig_submit(p.consumer, &b);
+    struct baton_request *rb = rig_submit(p.producer, &b), *ra = rig_submit(p.producer, &pa);
+    check_local(ca, &native, p.vocab, "local-prefill: mismatch", "token ids differ");
+    test_ok(rig_pull(cb, &run, p.vocab, &e), &e);
+    assert_int_equal(run.n, 1);
+    rig_run_free(&run);
+    rig_run_free(&native);
+    baton_request_close(cb);
+    baton_request_close(ra);
+    baton_request_close(rb);
+    rig_pair_close(&p);
+    baton_model_close(m);
+}
+
 /* The consumer's own cancel is obeyed, before the fall and after it. */
 static void test_cancelled(void **state)
 {
@@ -266,7 +300,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refused), cmocka_unit_test(test_default_fails),
         cmocka_unit_test(test_gone),    cmocka_unit_test(test_cancelled),
-        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_damaged), cmocka_unit_test(test_waits),
     };
     return cmocka_run_group_tests_name("engine: fallback", tests, NULL, NULL);
 }
