@@ -87,7 +87,7 @@ static void open_link(struct chaos *c, enum fault fault, struct transport *ends[
     }
     if (fault < SHORT || fault > STALL)
         return;
-    /* Log-uniform: HELLO and RESERVE are as likely to be hit as a layer. A consumer sends little. */
+    /* Log-uniform: HELLO is as likely to be hit as a layer. A consumer sends little. */
     uint32_t end = test_range(&c->random, 0, 1);
     uint64_t at = test_random(&c->random) %
                   (1ull << (end ? test_range(&c->random, 1, 12) : test_range(&c->random, 4, 21)));
@@ -478,7 +478,7 @@ static void test_chaos(void **state)
 
 int main(int argc, char **argv)
 {
-    struct chaos c = {.n = RIG_SHORT ? 96 : 640};
+    struct chaos c = {.n = RIG_SHORT ? 48 : 640};
     for (int o; (o = getopt(argc, argv, "n:s:")) != -1;) {
         if (o == 'n')
             c.n = strtoull(optarg, NULL, 0);
