@@ -100,47 +100,58 @@ static struct engine_offer *take_offer(struct baton_engine *en, uint64_t id)
     return o;
 }
 
-static bool recall(struct baton_engine *en, uint64_t id)
+static bool recall(struct engine_ids *ids, uint64_t id)
 {
-    for (uint32_t i = 0; i < en->n_cancelled; i++)
-        if (en->cancelled[i] == id) {
-            en->n_cancelled--;
-            memmove(en->cancelled + i, en->cancelled + i + 1,
-                    (en->n_cancelled - i) * sizeof *en->cancelled);
+    for (uint32_t i = 0; i < ids->n; i++)
+        if (ids->id[i] == id) {
+            ids->n--;
+            memmove(ids->id + i, ids->id + i + 1, (ids->n - i) * sizeof *ids->id);
             return true;
         }
     return false;
 }
 
 /* The newest are kept. */
+static void remember(struct engine_ids *ids, uint64_t id)
+{
+    recall(ids, id);
+    if (ids->n == ENGINE_MAX_OPEN)
+        recall(ids, ids->id[0]);
+    ids->id[ids->n++] = id;
+}
+
 void engine_consumer_forget(struct baton_engine *en, uint64_t id)
 {
-    recall(en, id);
-    if (en->n_cancelled == ENGINE_MAX_OPEN)
-        recall(en, en->cancelled[0]);
-    en->cancelled[en->n_cancelled++] = id;
+    remember(&en->cancelled, id);
 }
 
 void engine_consumer_start(struct baton_engine *en, struct engine_session *s)
 {
     uint64_t id = s->request->ask.id;
     s->state = ENGINE_UNPAIRED;
-    recall(en, id);
+    recall(&en->cancelled, id);
+    bool withdrawn = recall(&en->withdrawn, id);
     struct engine_offer *o = take_offer(en, id);
-    if (o)
+    if (o) {
         pair(en, s, o);
-    else if (en->dead)
+    } else if (en->dead) {
         engine_consumer_failed(en, s, &en->dead_why);
+    } else if (withdrawn) { /* no other offer is to be waited for */
+        struct baton_error e;
+        base_fail(&e, BATON_ERR_CANCELLED, "the producer withdrew its offer");
+        engine_consumer_failed(en, s, &e);
+    }
 }
 
 void engine_consumer_offered(struct baton_engine *en, struct engine_offer *o)
 {
     struct engine_session *s = en->sessions;
+    recall(&en->withdrawn, o->id);
     while (s && !(s->state == ENGINE_UNPAIRED && s->request->ask.id == o->id))
         s = s->next;
     if (s) {
         pair(en, s, o);
-    } else if (recall(en, o->id)) {
+    } else if (recall(&en->cancelled, o->id)) {
         struct engine_message m = {.kind = ENGINE_REFUSE, .id = o->id, .serial = o->serial};
         base_fail(&m.why, BATON_ERR_CANCELLED, "cancelled at the consumer");
         base_queue_push_wait(en->outbox, &m);
@@ -159,6 +170,7 @@ void engine_consumer_withdrawn(struct baton_engine *en, uint64_t serial)
     struct engine_offer *o = *p;
     if (o) {
         *p = o->next;
+        remember(&en->withdrawn, o->id);
         free(o);
     }
 }

@@ -148,6 +148,12 @@ enum engine_state {
     ENGINE_CLOSING,   /* given up here, waits for ENDED */
 };
 
+/* Requests of which one half will come later, if at all; the oldest is forgotten first. */
+struct engine_ids {
+    uint64_t id[ENGINE_MAX_OPEN];
+    uint32_t n;
+};
+
 /* An offer that arrived, as a message and while it waits for its submit. */
 struct engine_offer {
     struct engine_offer *next;
@@ -327,13 +333,13 @@ struct baton_engine {
     struct engine_offer *offers;
     uint32_t n_blocks, n_seqs; /* committed */
     uint64_t serial;
-    float *logits;                       /* [lanes, vocab] */
-    bool logits_pinned;                  /* known to the device as a place that results go to */
-    bool chunk_last;                     /* the last turn was a prefill chunk: decode goes first */
-    uint64_t cancelled[ENGINE_MAX_OPEN]; /* consumer: ids given up before their offer came */
-    uint32_t n_cancelled;
-    uint32_t n_tracks; /* requests that the trace has seen */
-    bool dead;         /* the connection; `dead_why` says why */
+    float *logits;               /* [lanes, vocab] */
+    bool logits_pinned;          /* known to the device as a place that results go to */
+    bool chunk_last;             /* the last turn was a prefill chunk: decode goes first */
+    struct engine_ids cancelled; /* consumer: given up before their offer came */
+    struct engine_ids withdrawn; /* consumer: whose offer went before their submit came */
+    uint32_t n_tracks;           /* requests that the trace has seen */
+    bool dead;                   /* the connection; `dead_why` says why */
     struct baton_error dead_why;
     /* I/O thread */
     struct engine_io io;
@@ -391,7 +397,7 @@ void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
 /* No KV will come for it: over, or a prefill here where it was asked for (code 0: cancelled). */
 void engine_consumer_failed(struct baton_engine *en, struct engine_session *s,
                             const struct baton_error *why);
-/* An offer that waited is gone. */
+/* An offer that waited is gone: its submit, when it comes, fails. */
 void engine_consumer_withdrawn(struct baton_engine *en, uint64_t serial);
 /* A request was given up before its offer came: refuse that one when it comes. */
 void engine_consumer_forget(struct baton_engine *en, uint64_t id);

@@ -170,6 +170,52 @@ static void test_cancel_unpaired_offer(void **state)
     baton_model_close(m);
 }
 
+/* The same, and then somebody asks: told at once that no offer is to come, and served when the same
+ * id is offered again. */
+static void test_asked_after_withdrawal(void **state)
+{
+    (void)state;
+    uint64_t seed = test_seed();
+    struct baton_model *m = rig_model("qwen3-tiny");
+    struct baton_request_options o;
+    struct baton_error e;
+    struct rig_pair p;
+    struct baton_token t;
+    int32_t ids[N_IDS];
+    uint32_t n;
+    rig_pair_open(&p, m, rig_device(), 1, 128, 0);
+    prepare(&o, ids, p.vocab, &seed);
+    struct baton_request *r = rig_submit(p.producer, &o);
+    struct baton_stats stats = {.struct_size = sizeof stats};
+    while (stats.prefilled_tokens < o.n_ids) { /* it was offered before it was computed */
+        assert_int_equal(baton_next(r, &t, 1000000, &e), BATON_ERR_TIMEOUT);
+        baton_request_stats(r, &stats);
+    }
+    baton_cancel(r);
+    assert_int_equal(drain(r, &n, &e), BATON_ERR_CANCELLED);
+    baton_request_close(r);
+    uint64_t id = o.request_id;
+    o.request_id = id + 1; /* what comes after it was seen by the consumer, so was it */
+    r = rig_submit(p.producer, &o);
+    struct baton_request *c = rig_submit(p.consumer, &o);
+    assert_int_equal(drain(c, &n, &e), 0);
+    assert_int_equal(drain(r, &n, &e), 0);
+    baton_request_close(r);
+    baton_request_close(c);
+    o.request_id = id;
+    c = rig_submit(p.consumer, &o);
+    test_fails(drain(c, &n, &e), BATON_ERR_CANCELLED, "withdrew", &e);
+    baton_request_close(c);
+    c = rig_submit(p.consumer, &o);
+    r = rig_submit(p.producer, &o);
+    assert_int_equal(drain(c, &n, &e), 0);
+    assert_int_equal(drain(r, &n, &e), 0);
+    baton_request_close(r);
+    baton_request_close(c);
+    rig_pair_close(&p);
+    baton_model_close(m);
+}
+
 /* One engine is closed while requests are in every state; the other names which role ended. */
 static void peer_closes(bool producer_ends, uint64_t most_ns, uint64_t *seed)
 {
@@ -269,8 +315,11 @@ static void test_garbage_peer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cancel_before_offer), cmocka_unit_test(test_cancel_unpaired_offer),
-        cmocka_unit_test(test_garbage_peer),        cmocka_unit_test(test_peer_closes),
+        cmocka_unit_test(test_cancel_before_offer),
+        cmocka_unit_test(test_cancel_unpaired_offer),
+        cmocka_unit_test(test_asked_after_withdrawal),
+        cmocka_unit_test(test_garbage_peer),
+        cmocka_unit_test(test_peer_closes),
         cmocka_unit_test(test_cancel_any_time),
     };
     return cmocka_run_group_tests_name("engine: cancel", tests, NULL, NULL);
