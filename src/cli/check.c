@@ -49,7 +49,6 @@ enum {
     OPT_CPUS,
     OPT_EVIDENCE,
     OPT_AGAINST,
-    OPT_JSON,
 };
 
 static const struct option long_options[] = {
@@ -66,7 +65,7 @@ static const struct option long_options[] = {
     {"cpus", required_argument, NULL, OPT_CPUS},
     {"evidence", required_argument, NULL, OPT_EVIDENCE},
     {"against", required_argument, NULL, OPT_AGAINST},
-    {"json", no_argument, NULL, OPT_JSON},
+    {"json", no_argument, NULL, 'j'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
@@ -147,8 +146,9 @@ static int parse_check(int opt, const char *v, struct cli_check_args *a, struct 
     }
 }
 
-static int parse_option(int opt, const char *v, struct cli_check_args *a, struct baton_error *e)
+static int parse_option(void *args, int opt, const char *v, struct baton_error *e)
 {
+    struct cli_check_args *a = args;
     int rc = parse_check(opt, v, a, e);
     if (rc != 1)
         return rc;
@@ -167,15 +167,6 @@ static int parse_option(int opt, const char *v, struct cli_check_args *a, struct
         return 0;
     case OPT_CPUS:
         a->cpus = v;
-        return 0;
-    case OPT_JSON:
-        a->common.json = true;
-        return 0;
-    case 'v':
-        a->common.verbosity++;
-        return 0;
-    case 'q':
-        a->common.verbosity = -1;
         return 0;
     default:
         return base_fail(e, BATON_ERR_USAGE, "unknown option; see `baton check --help`");
@@ -198,22 +189,9 @@ static int finish_args(struct cli_check_args *a, struct baton_error *e)
 
 static int parse(int argc, char **argv, struct cli_check_args *a, bool *done, struct baton_error *e)
 {
-    int opt, rc = 0;
-    optind = 1;
-    while (!rc && (opt = cli_option(argc, argv, ":m:n:vqh", long_options, e)) != -1) {
-        if (opt == 'h') {
-            fputs(help, stdout);
-            *done = true;
-            return 0;
-        }
-        if (opt == '?')
-            rc = e->code;
-        else
-            rc = parse_option(opt, optarg, a, e);
-    }
-    if (!rc && optind < argc)
-        rc = base_fail(e, BATON_ERR_USAGE, "unexpected argument '%.80s'", argv[optind]);
-    return rc ? rc : finish_args(a, e);
+    static const struct cli_syntax syntax = {":m:n:vqh", help, long_options, parse_option, false};
+    int rc = cli_parse(argc, argv, &syntax, &a->common, a, done, e);
+    return rc || *done ? rc : finish_args(a, e);
 }
 
 /* ---- running ------------------------------------------------------------------------------ */
@@ -278,8 +256,6 @@ int cli_check(int argc, char **argv)
     struct baton_error e = {0};
     bool done = false;
     int rc = parse(argc, argv, &a, &done, &e);
-    if (rc)
-        a.common.json = cli_wants_json(argc, argv);
     if (!rc && !done) {
         cli_set_verbosity(&a.common);
         rc = a.cpus ? cli_set_cpus(a.cpus, &e) : 0;

@@ -33,11 +33,20 @@ int cli_check(int argc, char **argv); /* 1 also where the handoff was made and d
 
 struct option;
 
-/* getopt_long's next option, -1 behind the last, or '?' with *e filled: it names what is wrong with
- * which option. Long options are written out. argv[0] is the command's name, `letters` begins with
- * ':', and the caller has set optind to 1. */
-int cli_option(int argc, char **argv, const char *letters, const struct option *longs,
-               struct baton_error *e);
+/* What a command takes. -v, -q, -h, --help and --json are every command's: they stand in `letters`,
+ * which begins with ':', and `options` (as 'h' and 'j'), and `take` is not asked about them. */
+struct cli_syntax {
+    const char *letters, *help;
+    const struct option *options;
+    int (*take)(void *args, int opt, const char *value, struct baton_error *e); /* may be NULL */
+    bool words; /* arguments may follow, from argv[optind] on */
+};
+
+/* Read a command line, whose argv[0] is the command's name. Errors name the option; long ones are
+ * written out. *helped: --help was asked for and printed, nothing else is to be done. Fills
+ * *common, its `json` also on failure. */
+int cli_parse(int argc, char **argv, const struct cli_syntax *x, struct cli_common *common,
+              void *args, bool *helped, struct baton_error *e);
 
 /* ---- arguments (args.c) ------------------------------------------------------------------- */
 

@@ -45,22 +45,12 @@ int cli_devices(int argc, char **argv)
         {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
     struct cli_common common = {0};
     struct baton_error e = {0};
-    int opt, rc = 0;
-    optind = 1;
-    while (!rc && (opt = cli_option(argc, argv, ":hvq", options, &e)) != -1) {
-        if (opt == 'h') {
-            fputs(help, stdout);
-            return 0;
-        }
-        common.json |= opt == 'j';
-        rc = opt == '?' ? e.code : 0;
-    }
-    if (!rc && optind < argc)
-        rc = base_fail(&e, BATON_ERR_USAGE, "unexpected argument '%.80s'", argv[optind]);
-    if (rc) {
-        common.json = cli_wants_json(argc, argv);
+    static const struct cli_syntax syntax = {":hvq", help, options, NULL, false};
+    bool helped = false;
+    if (cli_parse(argc, argv, &syntax, &common, NULL, &helped, &e))
         return cli_fail(&common, &e);
-    }
+    if (helped)
+        return 0;
     if (!common.json) {
         device_list(print_device, NULL);
         return 0;

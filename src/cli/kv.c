@@ -126,43 +126,35 @@ static int import(const struct cli_kv_args *a, struct baton_error *e)
 
 /* ---- the command -------------------------------------------------------------------------- */
 
-static int parse_option(int opt, struct cli_kv_args *a, struct baton_error *e)
+static int parse_option(void *args, int opt, const char *v, struct baton_error *e)
 {
+    struct cli_kv_args *a = args;
     switch (opt) {
     case 'm':
-        a->model = optarg;
+        a->model = v;
         return 0;
     case 'p':
-        a->text = optarg;
+        a->text = v;
         return 0;
     case 'c':
-        a->chat = optarg;
+        a->chat = v;
         return 0;
     case 'i':
-        a->ids_text = optarg;
+        a->ids_text = v;
         return 0;
     case 'd':
-        a->device = optarg;
+        a->device = v;
         return 0;
     case 'n':
-        return cli_parse_u32("-n", optarg, 1, 1u << 20, &a->n, e);
+        return cli_parse_u32("-n", v, 1, 1u << 20, &a->n, e);
     case 't':
-        return cli_parse_u32("--threads", optarg, 1, 1024, &a->threads, e);
+        return cli_parse_u32("--threads", v, 1, 1024, &a->threads, e);
     case 'l':
-        return cli_parse_f32("--limit", optarg, 0, 1e6f, &a->limit, e);
+        return cli_parse_f32("--limit", v, 0, 1e6f, &a->limit, e);
     case 'f':
         free(a->force);
         a->force = NULL;
-        return cli_parse_ids("--force", optarg, &a->force, &a->n_force, e);
-    case 'j':
-        a->common.json = true;
-        return 0;
-    case 'v':
-        a->common.verbosity++;
-        return 0;
-    case 'q':
-        a->common.verbosity = -1;
-        return 0;
+        return cli_parse_ids("--force", v, &a->force, &a->n_force, e);
     default:
         return base_fail(e, BATON_ERR_USAGE, "unknown option; see `baton kv --help`");
     }
@@ -181,20 +173,8 @@ static int parse(int argc, char **argv, struct cli_kv_args *a, bool *done, struc
                                             {"json", no_argument, NULL, 'j'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
-    int opt, rc = 0;
-    optind = 1;
-    while (!rc && (opt = cli_option(argc, argv, ":m:p:n:vqh", options, e)) != -1) {
-        if (opt == 'h') {
-            fputs(help, stdout);
-            *done = true;
-            return 0;
-        }
-        if (opt == '?')
-            rc = e->code;
-        else
-            rc = parse_option(opt, a, e);
-    }
-    return rc;
+    static const struct cli_syntax syntax = {":m:p:n:vqh", help, options, parse_option, true};
+    return cli_parse(argc, argv, &syntax, &a->common, a, done, e);
 }
 
 struct verb {
@@ -244,8 +224,6 @@ int cli_kv(int argc, char **argv)
     const struct verb *verb = NULL;
     bool done = false, saving = false;
     int rc = parse(argc, argv, &a, &done, &e);
-    if (rc)
-        a.common.json = cli_wants_json(argc, argv);
     if (!rc && !done)
         rc = take_words(argc, argv, &a, &verb, &e);
     if (!rc && !done) {

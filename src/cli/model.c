@@ -243,6 +243,36 @@ static int detokenize(const struct model_args *a, struct baton_error *e)
 
 /* ---- the command -------------------------------------------------------------------------- */
 
+static int parse_option(void *args, int opt, const char *v, struct baton_error *e)
+{
+    struct model_args *a = args;
+    switch (opt) {
+    case 'm':
+        a->model = v;
+        return 0;
+    case 'p':
+        a->text = v;
+        return 0;
+    case 'i':
+        a->ids_text = v;
+        return 0;
+    case 't':
+        return cli_parse_u32("--threads", v, 1, 1024, &a->threads, e);
+    case 'c':
+        a->chat = true;
+        return 0;
+    case 'N':
+        a->no_special = true;
+        return 0;
+    case 'S':
+        a->skip_special = true;
+        return 0;
+    default:
+        a->no_cache = true; /* 'C', the last one */
+        return 0;
+    }
+}
+
 static int parse(int argc, char **argv, struct model_args *a, bool *done, struct baton_error *e)
 {
     static const struct option options[] = {{"model", required_argument, NULL, 'm'},
@@ -256,54 +286,10 @@ static int parse(int argc, char **argv, struct model_args *a, bool *done, struct
                                             {"json", no_argument, NULL, 'j'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
-    int opt;
-    optind = 1;
-    while ((opt = cli_option(argc, argv, ":m:p:vqh", options, e)) != -1) {
-        int rc = 0;
-        switch (opt) {
-        case 'm':
-            a->model = optarg;
-            break;
-        case 'p':
-            a->text = optarg;
-            break;
-        case 'i':
-            a->ids_text = optarg;
-            break;
-        case 't':
-            rc = cli_parse_u32("--threads", optarg, 1, 1024, &a->threads, e);
-            break;
-        case 'c':
-            a->chat = true;
-            break;
-        case 'N':
-            a->no_special = true;
-            break;
-        case 'S':
-            a->skip_special = true;
-            break;
-        case 'C':
-            a->no_cache = true;
-            break;
-        case 'j':
-            a->common.json = true;
-            break;
-        case 'v':
-            a->common.verbosity++;
-            break;
-        case 'q':
-            a->common.verbosity = -1;
-            break;
-        case 'h':
-            fputs(help, stdout);
-            *done = true;
-            return 0;
-        default:
-            rc = e->code;
-        }
-        if (rc)
-            return rc;
-    }
+    static const struct cli_syntax syntax = {":m:p:vqh", help, options, parse_option, true};
+    int rc = cli_parse(argc, argv, &syntax, &a->common, a, done, e);
+    if (rc || *done)
+        return rc;
     if (optind < argc)
         a->verb = argv[optind++];
     if (optind < argc && !a->model)

@@ -22,12 +22,12 @@ static bool is_word(const char *before, int opt)
     return !strncmp(before, "--", 2) && (opt == ':' || !optopt || strchr(before, '='));
 }
 
-int cli_option(int argc, char **argv, const char *letters, const struct option *longs,
-               struct baton_error *e)
+/* getopt_long's next option, -1 behind the last, or '?' with *e filled. */
+static int next_option(int argc, char **argv, const struct cli_syntax *x, struct baton_error *e)
 {
     int index = -1;
     opterr = 0;
-    int opt = getopt_long(argc, argv, letters, longs, &index);
+    int opt = getopt_long(argc, argv, x->letters, x->options, &index);
     if (opt == -1)
         return -1;
     char letter[3] = {'-', (char)optopt, '\0'};
@@ -36,10 +36,50 @@ int cli_option(int argc, char **argv, const char *letters, const struct option *
         base_fail(e, BATON_ERR_USAGE, "option '%s' needs a value", wrong);
     else if (opt == '?')
         base_fail(e, BATON_ERR_USAGE, "no option '%s'; see `baton %s --help`", wrong, argv[0]);
-    else if (index >= 0 && strcspn(last_argument(argv) + 2, "=") != strlen(longs[index].name))
+    else if (index >= 0 && strcspn(last_argument(argv) + 2, "=") != strlen(x->options[index].name))
         base_fail(e, BATON_ERR_USAGE, "no option '%s': '--%s' is not abbreviated",
-                  last_argument(argv), longs[index].name);
+                  last_argument(argv), x->options[index].name);
     else
         return opt;
     return '?';
+}
+
+static int take(const struct cli_syntax *x, int opt, struct cli_common *common, void *args,
+                struct baton_error *e)
+{
+    switch (opt) {
+    case '?':
+        return e->code;
+    case 'j':
+        common->json = true;
+        return 0;
+    case 'v':
+        common->verbosity++;
+        return 0;
+    case 'q':
+        common->verbosity = -1;
+        return 0;
+    default:
+        return x->take(args, opt, optarg, e);
+    }
+}
+
+int cli_parse(int argc, char **argv, const struct cli_syntax *x, struct cli_common *common,
+              void *args, bool *helped, struct baton_error *e)
+{
+    int opt, rc = 0;
+    optind = 1;
+    while (!rc && (opt = next_option(argc, argv, x, e)) != -1) {
+        if (opt == 'h') {
+            fputs(x->help, stdout);
+            *helped = true;
+            return 0;
+        }
+        rc = take(x, opt, common, args, e);
+    }
+    if (!rc && !x->words && optind < argc)
+        rc = base_fail(e, BATON_ERR_USAGE, "unexpected argument '%.80s'", argv[optind]);
+    if (rc)
+        common->json = cli_wants_json(argc, argv);
+    return rc;
 }

@@ -79,8 +79,6 @@ enum {
     OPT_ON_FAILURE,
     OPT_ALLOW_WEIGHTS,
     OPT_TRACE,
-    OPT_JSON,
-    OPT_HELP,
 };
 
 static const struct option options[] = {
@@ -112,8 +110,8 @@ static const struct option options[] = {
     {"on-handoff-failure", required_argument, NULL, OPT_ON_FAILURE},
     {"allow-weights-mismatch", no_argument, NULL, OPT_ALLOW_WEIGHTS},
     {"trace", required_argument, NULL, OPT_TRACE},
-    {"json", no_argument, NULL, OPT_JSON},
-    {"help", no_argument, NULL, OPT_HELP},
+    {"json", no_argument, NULL, 'j'},
+    {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
 
@@ -233,23 +231,15 @@ static int parse_route(int opt, const char *v, struct run_args *a, struct baton_
     }
 }
 
-static int parse_option(int opt, const char *v, struct run_args *a, struct baton_error *e)
+static int parse_option(void *args, int opt, const char *v, struct baton_error *e)
 {
+    struct run_args *a = args;
     int rc = parse_route(opt, v, a, e);
     if (rc == 1)
         rc = parse_generation(opt, v, a, e);
     if (rc != 1)
         return rc;
     switch (opt) {
-    case OPT_JSON:
-        a->common.json = true;
-        return 0;
-    case 'v':
-        a->common.verbosity++;
-        return 0;
-    case 'q':
-        a->common.verbosity = -1;
-        return 0;
     case OPT_ON_FAILURE:
         return parse_policy(v, a, e);
     case OPT_ALLOW_WEIGHTS:
@@ -282,21 +272,10 @@ static int check(const struct run_args *a, struct baton_error *e)
 
 static int parse(int argc, char **argv, struct run_args *a, bool *done, struct baton_error *e)
 {
-    int opt, rc = 0;
-    optind = 1;
-    while (!rc && (opt = cli_option(argc, argv, ":m:p:n:vqh", options, e)) != -1) {
-        if (opt == OPT_HELP || opt == 'h') {
-            fputs(help, stdout);
-            *done = true;
-            return 0;
-        }
-        if (opt == '?')
-            rc = e->code;
-        else
-            rc = parse_option(opt, optarg, a, e);
-    }
-    if (!rc && optind < argc)
-        rc = base_fail(e, BATON_ERR_USAGE, "unexpected argument '%.80s'", argv[optind]);
+    static const struct cli_syntax syntax = {":m:p:n:vqh", help, options, parse_option, false};
+    int rc = cli_parse(argc, argv, &syntax, &a->common, a, done, e);
+    if (rc || *done)
+        return rc;
     /* One device named: native means that one for both phases. */
     if (a->mode == BATON_NATIVE && (!a->prefill || !a->decode))
         a->prefill = a->decode = a->decode ? a->decode : a->prefill;
@@ -304,7 +283,7 @@ static int parse(int argc, char **argv, struct run_args *a, bool *done, struct b
         a->prefill = "cpu";
     if (!a->decode)
         a->decode = "cpu";
-    return rc ? rc : check(a, e);
+    return check(a, e);
 }
 
 int cli_run(int argc, char **argv)
@@ -315,8 +294,6 @@ int cli_run(int argc, char **argv)
     struct baton_error e = {0};
     bool done = false;
     int rc = parse(argc, argv, &a, &done, &e);
-    if (rc)
-        a.common.json = cli_wants_json(argc, argv);
     if (!rc && !done) {
         cli_set_verbosity(&a.common);
         rc = a.cpus ? cli_set_cpus(a.cpus, &e) : 0;
