@@ -131,6 +131,20 @@ static void add_figures(json_t *o, const struct cli_check_args *a, const struct 
     json_decref(more);
 }
 
+/* A case that ended early, with what was compared until then. */
+static void add_error(json_t *o, const struct cli_check_args *a, const struct verify_case *r)
+{
+    const struct verify_diff *d = &r->slots;
+    json_t *more = json_pack("{s:{s:s,s:s},s:o}", "error", "code", base_code_name(r->error.code),
+                             "message", r->error.text, "fault", fault_json(a, r));
+    if (d->slots_total)
+        json_object_update_new(more,
+                               json_pack("{s:i,s:i,s:b,s:o}", "slots_exact", (int)d->slots_exact,
+                                         "slots_total", (int)d->slots_total, "positions_ok",
+                                         d->positions_ok, "first_slot_mismatch", found_json(d)));
+    json_object_update_new(o, more);
+}
+
 static json_t *case_json(const struct cli_check_args *a, const struct cli_check_case *c)
 {
     const struct verify_case *r = &c->result;
@@ -139,9 +153,7 @@ static json_t *case_json(const struct cli_check_args *a, const struct cli_check_
                           (int)r->repeats, "verdict", verdict_names[r->verdict], "why",
                           text_or_null(r->why));
     if (o && r->error.code)
-        json_object_set_new(o, "error",
-                            json_pack("{s:s,s:s}", "code", base_code_name(r->error.code), "message",
-                                      r->error.text));
+        add_error(o, a, r);
     else if (o)
         add_figures(o, a, r);
     return o;

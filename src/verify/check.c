@@ -207,6 +207,15 @@ static int take_repeat(struct check *x, const struct verify_run *r, uint32_t rep
     return 0;
 }
 
+/* A run that ended after its import: what stands in the cache may be why, and is still compared. */
+static void take_broken(struct check *x, const struct verify_run *r, uint32_t repeat)
+{
+    struct baton_error e;
+    struct verify_diff d;
+    if (r->cache && r->sent && verify_cache_compare(r->cache, r->sent, &d, &e) == 0)
+        merge(x->out, &d, repeat);
+}
+
 static int run_repeats(struct check *x, struct baton_error *e)
 {
     struct verify_route r;
@@ -220,6 +229,8 @@ static int run_repeats(struct check *x, struct baton_error *e)
         rc = run(x, &r, NULL, to, e);
         if (rc == 0)
             rc = take_repeat(x, to, i, e);
+        else
+            take_broken(x, to, i);
         verify_run_free(&again);
     }
     verify_route_close(&r);
@@ -332,13 +343,6 @@ static int check_options(const struct verify_options *o, const struct verify_pro
 
 /* A handoff that its own digests refuse does not hold; everything else that goes wrong leaves open
  * whether it does. */
-static void note_error(struct verify_case *c, const struct baton_error *e)
-{
-    c->error = *e;
-    c->verdict = e->code == BATON_ERR_INTEGRITY ? VERIFY_FAIL : VERIFY_ERROR;
-    snprintf(c->why, sizeof c->why, "%.230s", e->text);
-}
-
 void verify_check(const struct verify_options *o, const struct verify_prompt *p,
                   struct verify_case *out)
 {
@@ -359,7 +363,7 @@ void verify_check(const struct verify_options *o, const struct verify_prompt *p,
     if (rc == 0)
         rc = check_all(&x, &e);
     if (rc)
-        note_error(out, &e);
+        verify_judge_error(out, &e);
     verify_run_free(&x.ref);
     verify_run_free(&x.native);
     verify_run_free(&x.first);

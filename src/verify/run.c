@@ -215,7 +215,7 @@ static int finish(struct baton_request *consumer, struct baton_request *producer
     struct baton_error theirs = {0};
     struct baton_token t;
     int rc = pull(consumer, out, r->vocab, e);
-    if (rc && producer)
+    if (rc && producer && !r->seen) /* else it was acknowledged, and has yet to show its own */
         baton_cancel(producer);
     int their_rc = producer ? baton_next(producer, &t, -1, &theirs) : 0;
     if (their_rc < 0 && (rc == 0 || (knows_less(e) && !knows_less(&theirs)))) {
@@ -265,7 +265,5 @@ int verify_route_run(struct verify_route *r, const struct verify_ask *a, struct 
     r->seen = r->sent = NULL;
     if (rc == 0 && (!out->cache || (r->producer && !out->sent)))
         rc = base_fail(e, BATON_ERR_INTERNAL, "a cache was not shown");
-    if (rc)
-        verify_run_free(out);
     return rc;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From figures to a verdict. docs/check.md says the same in words. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,6 +30,14 @@ static void judge_slots(struct verify_case *c, const struct verify_diff *d, cons
         snprintf(c->why, sizeof c->why,
                  "conversion at the %s made errors of %.3g in K, %.3g in V; %.3g is the budget",
                  who, d->k_rel_rms, d->v_rel_rms, budget);
+}
+
+void verify_judge_error(struct verify_case *c, const struct baton_error *e)
+{
+    c->error = *e;
+    c->verdict = e->code == BATON_ERR_INTEGRITY || c->slots.found ? VERIFY_FAIL : VERIFY_ERROR;
+    snprintf(c->why, sizeof c->why, "%.230s", e->text);
+    judge_slots(c, &c->slots, "consumer", INFINITY);
 }
 
 static void judge_positions(struct verify_case *c, const struct verify_cache *consumer,

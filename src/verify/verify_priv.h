@@ -46,6 +46,8 @@ int verify_route_native(struct verify_route *r, const struct verify_options *o, 
 int verify_route_pair(struct verify_route *r, const struct verify_options *o, bool socket,
                       uint32_t ctx, struct baton_error *e);
 void verify_route_close(struct verify_route *r); /* a zeroed or half-built one is fine */
+/* One request. *out is the caller's to free whatever it returns: one that ends early may have shown
+ * its caches. */
 int verify_route_run(struct verify_route *r, const struct verify_ask *a, struct verify_run *out,
                      struct baton_error *e);
 
@@ -64,5 +66,7 @@ double verify_worst_row(const struct verify_run *have, const struct verify_run *
 /* From the figures to pass or fail, and the sentence that says why. */
 void verify_judge(const struct verify_options *o, const struct verify_cache *consumer,
                   const struct verify_cache *producer, struct verify_case *c);
+/* For a case that ended early: a slot that differs is the reason, else the error. */
+void verify_judge_error(struct verify_case *c, const struct baton_error *e);
 
 #endif

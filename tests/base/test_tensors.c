@@ -1,43 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors written in pieces and read back; what is not finished leaves the old file. Damaged
  * headers are in tests/model/test_safetensors.c, which goes through the same reader. */
-#include <dirent.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/base.h"
-#include "tests/test.h"
+#include "tests/temp.h"
 
 static uint64_t seed;
-static char folder[64];
-static char path[128];
-
-static int folder_open(void **state)
-{
-    snprintf(folder, sizeof folder, "/tmp/baton-test-XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    snprintf(path, sizeof path, "%s/t.safetensors", folder);
-    return 0;
-}
-
-static int folder_close(void **state)
-{
-    unlink(path);
-    return rmdir(folder);
-}
-
-static int count_files(void)
-{
-    int n = 0;
-    DIR *d = opendir(folder);
-    for (struct dirent *x; (x = readdir(d));)
-        n += x->d_name[0] != '.';
-    closedir(d);
-    return n;
-}
 
 static const char *const metadata[] = {"a", "1", "quote\"d", "\xED\x95\x9C\n", NULL};
 
@@ -73,7 +45,7 @@ static void round_trips(void **state)
         test_fails(base_tensors_write(o, data, 1, &e), BATON_ERR_USAGE, "more bytes", &e);
         test_ok(base_tensors_commit(o, &e), &e);
         base_tensors_discard(o);
-        assert_int_equal(count_files(), 1);
+        assert_int_equal(folder_count(), 1);
         test_ok(base_tensors_open(path, &t, &e), &e);
         assert_int_equal(base_tensors_count(t), 6);
         at = 0;
@@ -106,7 +78,7 @@ static void expect_old(void)
     test_ok(base_file_read(path, 1000, &text, &n, &e), &e);
     assert_string_equal(text, "old");
     free(text);
-    assert_int_equal(count_files(), 1);
+    assert_int_equal(folder_count(), 1);
 }
 
 static struct base_tensors_out *begin(uint64_t elements)
@@ -184,7 +156,7 @@ static void special_files(void **state)
     assert_true(S_ISLNK(st.st_mode));
     assert_int_equal(stat(path, &st), 0);
     assert_true(st.st_size > 3);
-    assert_int_equal(count_files(), 2);
+    assert_int_equal(folder_count(), 2);
     unlink(link);
 }
 

@@ -137,6 +137,25 @@ char *e2e_ids(const int32_t *ids, size_t n)
     return text;
 }
 
+char *e2e_random_ids(uint64_t *seed, size_t n)
+{
+    int32_t *ids = malloc(n * sizeof *ids);
+    for (size_t i = 0; i < n; i++)
+        ids[i] = (int32_t)test_range(seed, 10, 200);
+    char *text = e2e_ids(ids, n);
+    free(ids);
+    return text;
+}
+
+const char *e2e_model(const char *name)
+{
+    static char dir[4][1100];
+    static unsigned turn;
+    char *p = dir[turn++ % 4];
+    snprintf(p, sizeof *dir, "%s/%s", test_path("models"), name);
+    return p;
+}
+
 json_t *e2e_get(json_t *doc, const char *path)
 {
     char key[64];

@@ -32,6 +32,10 @@ void e2e_finish(struct e2e_child *c, struct e2e *r);
 
 /* "1,2,3" of ids; free(). */
 char *e2e_ids(const int32_t *ids, size_t n);
+/* The same of n random ids that every shipped model has as ordinary tokens. */
+char *e2e_random_ids(uint64_t *seed, size_t n);
+/* The folder of a shipped model: 4 static buffers in turn. */
+const char *e2e_model(const char *name);
 /* A fresh path in the test's temporary folder: 16 static buffers in turn. */
 const char *e2e_temp(const char *name);
 void e2e_temp_remove(void); /* the whole folder */

@@ -7,7 +7,7 @@
 
 #define N_IDS 200u
 
-static char folder[1100];
+static const char *folder;
 static char *prompt; /* ids, as text */
 
 /* The ids of a run with these options after the common ones. */
@@ -37,11 +37,8 @@ static int setup(void **state)
 {
     (void)state;
     uint64_t seed = test_seed();
-    int32_t ids[N_IDS];
-    for (uint32_t i = 0; i < N_IDS; i++)
-        ids[i] = (int32_t)test_range(&seed, 10, 200);
-    snprintf(folder, sizeof folder, "%s/gemma3-tiny", test_path("models"));
-    prompt = e2e_ids(ids, N_IDS);
+    folder = e2e_model("gemma3-tiny");
+    prompt = e2e_random_ids(&seed, N_IDS);
     return prompt ? 0 : 1;
 }
 

@@ -191,9 +191,8 @@ static void check_device(const struct limits *lim)
     struct tally t = {0};
     char dir[1024], golden[1100];
     for (int i = 0; i < 4; i++) {
-        snprintf(dir, sizeof dir, "%s/%s", test_path("models"), e2e_models[i]);
         snprintf(golden, sizeof golden, "%s/%s", test_path("tests/golden"), e2e_models[i]);
-        check_model(dir, golden, false, lim, &t);
+        check_model(e2e_model(e2e_models[i]), golden, false, lim, &t);
     }
     DIR *d = opendir(test_path("tests/golden/edge"));
     assert_non_null(d);

@@ -9,7 +9,7 @@
 
 #define MAX_ARGS 16
 
-static char tiny[1100];
+static const char *tiny;
 
 /* The command must fail with `status` and a message that holds `word`. */
 static void refuse(int status, const char *word, const char *const *args)
@@ -379,7 +379,7 @@ static void test_pin(void **state)
 
 int main(void)
 {
-    snprintf(tiny, sizeof tiny, "%s/qwen3-tiny", test_path("models"));
+    tiny = e2e_model("qwen3-tiny");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_usage),  cmocka_unit_test(test_prompt),
         cmocka_unit_test(test_exact),  cmocka_unit_test(test_messages),

@@ -44,8 +44,7 @@ static void pause_ms(unsigned ms)
 /* Start a long run and wait until its producer exists. */
 static pid_t start(struct e2e_child *c, const char *mode)
 {
-    static char dir[1100];
-    snprintf(dir, sizeof dir, "%s/gemma3-tiny", test_path("models"));
+    const char *dir = e2e_model("gemma3-tiny");
     const char *prompt = test_path("docs/example-prompt.txt");
     const char *args[] = {"run",    "-m", dir,    "--prompt-file", prompt,        "--mode", mode,
                           "--json", "-n", "8000", "--ignore-eos",  "--transport", "tcp",    NULL};
@@ -132,8 +131,7 @@ static void test_kill_consumer_states(void **state)
     static const char *const points[] = {"consumer-offered=kill", "consumer-reserved=kill",
                                          "consumer-piece=kill", "consumer-piece@31=kill",
                                          "consumer-committed=kill"};
-    char dir[1100];
-    snprintf(dir, sizeof dir, "%s/gemma3-tiny", test_path("models"));
+    const char *dir = e2e_model("gemma3-tiny");
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
     for (size_t i = 0; i < 2 * (sizeof points / sizeof *points); i++) {
         const char *args[] = {"run", "-m", dir,  "-p",     "The quick brown fox",

@@ -11,15 +11,6 @@
 
 static uint64_t seed;
 
-static const char *model(const char *name)
-{
-    static char buf[4][1100];
-    static unsigned turn;
-    char *p = buf[turn++ % 4];
-    snprintf(p, sizeof *buf, "%s/%s", test_path("models"), name);
-    return p;
-}
-
 /* A path that stays: e2e_temp's are reused. */
 static const char *temp(const char *name)
 {
@@ -84,7 +75,7 @@ static void check_continues(const char *name, size_t m, size_t n)
 {
     static const char *const modes[] = {"native", "whole", "stream"};
     char what[96], *head = some_ids(m), *all = some_ids(n);
-    const char *m_path = model(name), *kv = temp("head.safetensors");
+    const char *m_path = e2e_model(name), *kv = temp("head.safetensors");
     const char *plain = temp("plain.safetensors"), *loaded = temp("loaded.safetensors");
     struct e2e r;
     RUN(0, "kv", "export", "-m", m_path, "--ids", head, kv);
@@ -131,7 +122,7 @@ static void test_window(void **state)
 static void test_export(void **state)
 {
     (void)state;
-    const char *m = model("gemma3-tiny"), *a = temp("a.safetensors");
+    const char *m = e2e_model("gemma3-tiny"), *a = temp("a.safetensors");
     const char *b = temp("b.safetensors");
     struct e2e r, s;
     new_ids();
@@ -163,7 +154,7 @@ static void test_inspect(void **state)
     (void)state;
     const char *kv = temp("i.safetensors");
     struct e2e r;
-    RUN(0, "kv", "export", "-m", model("gemma3-tiny"), "-p", "1, 2, 3", kv, "-q");
+    RUN(0, "kv", "export", "-m", e2e_model("gemma3-tiny"), "-p", "1, 2, 3", kv, "-q");
     e2e_expect(&r, 0, (const char *const[]){"kv", "inspect", kv, "--json", NULL});
     size_t n = (size_t)json_integer_value(e2e_get(r.json, "n_tokens"));
     assert_int_equal(json_integer_value(e2e_get(r.json, "slots")), 52);
@@ -200,7 +191,7 @@ static void flip(const char *path, long from_end)
 static void test_diff(void **state)
 {
     (void)state;
-    const char *m = model("qwen3-tiny"), *a = temp("d.safetensors");
+    const char *m = e2e_model("qwen3-tiny"), *a = temp("d.safetensors");
     const char *b = temp("e.safetensors"), *ref = temp("ref.safetensors");
     struct e2e r;
     new_ids();
@@ -273,7 +264,7 @@ static void copy_without(const char *from, const char *to, const char *without, 
 static void test_other_origin(void **state)
 {
     (void)state;
-    const char *m = model("qwen3-tiny"), *kv = temp("o.safetensors");
+    const char *m = e2e_model("qwen3-tiny"), *kv = temp("o.safetensors");
     const char *x = temp("x.safetensors");
     static const char zeros[] = "00000000000000000000000000000000000000000000000000000000000000000";
     new_ids();
@@ -281,9 +272,9 @@ static void test_other_origin(void **state)
     ids[7]++;
     char *other = some_ids(21);
     RUN(0, "kv", "export", "-m", m, "--ids", text, kv);
-    REFUSE("8 layers of 2 heads", "kv", "import", "-m", model("gemma3-tiny"), kv);
-    REFUSE("another model", "kv", "import", "-m", model("koni-tiny"), kv);
-    REFUSE("another model", "kv", "import", "-m", model("qwen3-small"), kv);
+    REFUSE("8 layers of 2 heads", "kv", "import", "-m", e2e_model("gemma3-tiny"), kv);
+    REFUSE("another model", "kv", "import", "-m", e2e_model("koni-tiny"), kv);
+    REFUSE("another model", "kv", "import", "-m", e2e_model("qwen3-small"), kv);
     REFUSE("20 positions, the prompt has 19", "run", "-m", m, "--ids", less, "--kv-load", kv);
     REFUSE("token 7", "run", "-m", m, "--ids", other, "--kv-load", kv);
     REFUSE("token 7", "run", "-m", m, "--ids", other, "--kv-load", kv, "--mode", "native");
@@ -315,7 +306,7 @@ static void test_other_origin(void **state)
 static void test_bad_files(void **state)
 {
     (void)state;
-    const char *m = model("qwen3-tiny"), *kv = temp("b1.safetensors");
+    const char *m = e2e_model("qwen3-tiny"), *kv = temp("b1.safetensors");
     char weights[1200];
     struct stat st;
     RUN(0, "kv", "export", "-m", m, "--ids", "5,6,7", kv);
@@ -337,10 +328,10 @@ static void test_bad_files(void **state)
 static void test_usage(void **state)
 {
     (void)state;
-    const char *m = model("qwen3-tiny"), *kv = temp("u.safetensors");
+    const char *m = e2e_model("qwen3-tiny"), *kv = temp("u.safetensors");
     const char *gemma = temp("u2.safetensors");
     RUN(0, "kv", "export", "-m", m, "--ids", "5,6", kv);
-    RUN(0, "kv", "export", "-m", model("gemma3-tiny"), "--ids", "5,6", gemma);
+    RUN(0, "kv", "export", "-m", e2e_model("gemma3-tiny"), "--ids", "5,6", gemma);
     REFUSE("verb", "kv");
     REFUSE("frob", "kv", "frob", kv);
     REFUSE("--frob", "kv", "inspect", "--frob", kv);

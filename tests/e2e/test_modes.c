@@ -72,9 +72,8 @@ static void check_model(const char *name)
 {
     struct baton_error e;
     struct model *m = NULL;
-    char dir[1100];
+    const char *dir = e2e_model(name);
     uint64_t seed = test_seed();
-    snprintf(dir, sizeof dir, "%s/%s", test_path("models"), name);
     test_ok(model_open(dir, &m, &e), &e);
     const struct model_config *c = model_config_of(m);
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {

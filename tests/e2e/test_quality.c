@@ -57,8 +57,8 @@ static void check_prompt(const char *dir, json_t *prompt, json_t *ref, struct sc
 static void check_set(const char *model, const char *set)
 {
     struct score s = {0};
-    char dir[1100], path[1200];
-    snprintf(dir, sizeof dir, "%s/%s", test_path("models"), model);
+    const char *dir = e2e_model(model);
+    char path[1200];
     snprintf(path, sizeof path, "%s/reference-%s.json", test_path("tests/quality"), model);
     json_t *reference = load(path);
     json_t *refs = json_object_get(e2e_get(reference, "sets"), set);

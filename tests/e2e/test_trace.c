@@ -8,7 +8,7 @@
 #define N_IDS 2048u
 #define LAYERS 26u
 
-static char folder[1100];
+static const char *folder;
 static char *prompt; /* ids, as text */
 
 /* A trace that was read: its spans by layer. */
@@ -204,11 +204,8 @@ static int setup(void **state)
 {
     (void)state;
     uint64_t seed = test_seed();
-    int32_t ids[N_IDS];
-    for (uint32_t i = 0; i < N_IDS; i++)
-        ids[i] = (int32_t)test_range(&seed, 10, 200);
-    snprintf(folder, sizeof folder, "%s/gemma3-tiny", test_path("models"));
-    prompt = e2e_ids(ids, N_IDS);
+    folder = e2e_model("gemma3-tiny");
+    prompt = e2e_random_ids(&seed, N_IDS);
     return prompt ? 0 : 1;
 }
 

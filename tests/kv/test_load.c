@@ -4,25 +4,9 @@
 
 #include "kv/kv_priv.h"
 #include "shapes.h"
+#include "tests/temp.h"
 
 static uint64_t seed;
-static char folder[64];
-static char path[128];
-
-static int folder_open(void **state)
-{
-    snprintf(folder, sizeof folder, "/tmp/baton-test-XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    snprintf(path, sizeof path, "%s/kv.safetensors", folder);
-    return 0;
-}
-
-static int folder_close(void **state)
-{
-    unlink(path);
-    return rmdir(folder);
-}
 
 /* ---- round trips -------------------------------------------------------------------------- */
 

@@ -1,41 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The file that kv_save writes, read back by hand; failures that leave the old file alone. */
-#include <dirent.h>
 #include <jansson.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "shapes.h"
+#include "tests/temp.h"
 
 static uint64_t seed;
-static char folder[64];
-static char path[128];
-
-static int folder_open(void **state)
-{
-    snprintf(folder, sizeof folder, "/tmp/baton-test-XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    snprintf(path, sizeof path, "%s/kv.safetensors", folder);
-    return 0;
-}
-
-static int folder_close(void **state)
-{
-    unlink(path);
-    return rmdir(folder);
-}
-
-static int count_files(void)
-{
-    int n = 0;
-    DIR *d = opendir(folder);
-    for (struct dirent *x; (x = readdir(d));)
-        n += x->d_name[0] != '.';
-    closedir(d);
-    return n;
-}
 
 /* A sequence of `length` random positions. */
 static struct kv_seq *seq_open(struct kv_pool *p, uint32_t length)
@@ -134,7 +107,7 @@ static void expect_file(struct kv_seq *s, const struct kv_geometry *g)
     assert_string_equal(json_string_value(json_object_get(meta, "route")), "a \"quoted\"\n name");
     json_decref(root);
     free(file);
-    assert_int_equal(count_files(), 1);
+    assert_int_equal(folder_count(), 1);
 }
 
 static const char *const metadata[] = {"route", "a \"quoted\"\n name", "n", "1", NULL};
@@ -180,7 +153,7 @@ static void expect_old(const char *text)
     test_ok(base_file_read(path, 1000, &file, &size, &e), &e);
     assert_string_equal(file, text);
     free(file);
-    assert_int_equal(count_files(), 1);
+    assert_int_equal(folder_count(), 1);
 }
 
 static void failures_keep_the_old_file(void **state)
