@@ -69,10 +69,16 @@ static uint32_t axes_of(const struct baton_kv_layout *l, struct axis axes[5])
     return n;
 }
 
+/* Innermost first. Of two equal strides the axis without a fixed count is inside: room for one. */
+static bool outside(const struct axis *a, const struct axis *b)
+{
+    return a->stride != b->stride ? a->stride > b->stride : a->count != 0 && b->count == 0;
+}
+
 static void axes_sort(struct axis *axes, uint32_t n)
 {
     for (uint32_t i = 1; i < n; i++)
-        for (uint32_t j = i; j > 0 && axes[j - 1].stride > axes[j].stride; j--) {
+        for (uint32_t j = i; j > 0 && outside(&axes[j - 1], &axes[j]); j--) {
             struct axis a = axes[j];
             axes[j] = axes[j - 1];
             axes[j - 1] = a;
@@ -147,15 +153,39 @@ struct baton_kv_view kv_dense_view(struct baton_kv_layout *layout, uint32_t dtyp
     };
 }
 
+/* How many blocks (without blocks: positions) fit below the axis that steps over them. */
+static int64_t open_axis_room(const struct baton_kv_layout *l)
+{
+    struct axis axes[5];
+    uint32_t n = axes_of(l, axes), i = 0;
+    axes_sort(axes, n);
+    while (axes[i].count != 0)
+        i++;
+    int64_t stride = axes[i++].stride;
+    while (i < n && axes[i].count == 1)
+        i++;
+    return i < n && stride > 0 ? axes[i].stride / stride : INT64_MAX;
+}
+
 static int check_paged(const struct baton_kv_view *v, uint32_t first, uint32_t n,
                        struct baton_error *e)
 {
     uint32_t block = v->layout->block;
     uint32_t from = block ? first / block : 0, to = block ? (first + n - 1) / block : 0;
+    int64_t room = open_axis_room(v->layout);
+    if (block == 0 && v->end - v->first > room)
+        return base_fail(e, BATON_ERR_USAGE,
+                         "KV view of %u positions, its strides have room for "
+                         "%lld",
+                         v->end - v->first, (long long)room);
     for (uint32_t i = from; i <= to; i++)
         if (i >= v->n_blocks || v->blocks[i] < 0)
             return base_fail(e, BATON_ERR_USAGE, "KV view has no block for position %u",
                              i * block > first ? i * block : first);
+        else if (block != 0 && v->blocks[i] >= room)
+            return base_fail(e, BATON_ERR_USAGE,
+                             "KV view: block %d, its strides have room for %lld", v->blocks[i],
+                             (long long)room);
     return 0;
 }
 

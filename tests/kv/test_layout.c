@@ -290,6 +290,58 @@ static void copy_refusals(void **state)
         assert_int_equal(b[i], 0x11);
 }
 
+/* What the strides have no room for would lie on other heads. */
+static void more_than_the_strides_hold(void **state)
+{
+    struct baton_error e;
+    uint8_t a[2 * 3 * 8 * 6], b[sizeof a];
+    struct baton_kv_layout la, lb;
+    int32_t table[2] = {1, 2};
+    struct baton_kv_view x = kv_dense_view(&la, BATON_BF16, 3, 8, a, NULL, 0, 6);
+    struct baton_kv_view y = kv_dense_view(&lb, BATON_BF16, 3, 8, b, NULL, 0, 6);
+    memset(a, 0x22, sizeof a);
+    memset(b, 0x11, sizeof b);
+    test_ok(kv_copy(&y, &x, KV_K, 0, 6, &e), &e);
+    memset(b, 0x11, sizeof b);
+    y.end = 7;
+    test_fails(kv_copy(&y, &x, KV_K, 0, 6, &e), BATON_ERR_USAGE, "room for 6", &e);
+    lb.block = 2; /* [head][block][row][dim]: three blocks a head */
+    lb.stride_block = 2 * lb.stride_position;
+    y.blocks = table;
+    y.n_blocks = 2;
+    test_ok(kv_copy(&y, &x, KV_K, 0, 4, &e), &e);
+    memset(b, 0x11, sizeof b);
+    table[1] = 3;
+    test_fails(kv_copy(&y, &x, KV_K, 0, 4, &e), BATON_ERR_USAGE, "room for 3", &e);
+    for (size_t i = 0; i < sizeof b; i++)
+        assert_int_equal(b[i], 0x11);
+}
+
+/* A sequence of one position may lie under any axis, also one that steps as far as it does. */
+static void one_position_under_another_axis(void **state)
+{
+    struct baton_kv_layout l = {.version = 1,
+                                .dtype = BATON_F32,
+                                .kind = BATON_KV_PAGED,
+                                .alignment = 1,
+                                .kv_heads = 1,
+                                .head_dim = 12,
+                                .head_dim_padded = 12,
+                                .stride_dim = 80,
+                                .stride_position = 80,
+                                .stride_head = 960};
+    struct baton_error e;
+    uint8_t a[12 * 80] = {0}, b[12 * 4];
+    struct baton_kv_layout lb;
+    struct baton_kv_view x = {.layout = &l, .k = a, .end = 1, .n_blocks = 1};
+    struct baton_kv_view y = kv_dense_view(&lb, BATON_F32, 1, 12, b, NULL, 0, 1);
+    int32_t table[1] = {0};
+    x.blocks = table;
+    test_ok(kv_copy(&y, &x, KV_K, 0, 1, &e), &e);
+    x.end = 2;
+    test_fails(kv_copy(&y, &x, KV_K, 0, 1, &e), BATON_ERR_USAGE, "room for 1", &e);
+}
+
 /* Rings and slid windows hold the newest rows alone. */
 static void windows_hold_the_newest(void **state)
 {
@@ -425,6 +477,8 @@ int main(void)
         cmocka_unit_test(round_trips),
         cmocka_unit_test(every_half),
         cmocka_unit_test(copy_refusals),
+        cmocka_unit_test(more_than_the_strides_hold),
+        cmocka_unit_test(one_position_under_another_axis),
         cmocka_unit_test(windows_hold_the_newest),
         cmocka_unit_test(accepted_records_do_not_overlap),
         cmocka_unit_test(bad_records),
