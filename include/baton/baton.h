@@ -17,6 +17,17 @@
  * ids) to both. The producer's request yields no tokens: baton_next returns 0 when the consumer has
  * acknowledged the cache. Sampling happens at the consumer alone.
  *
+ * Servers that know nothing of each other beforehand pull: a producer engine listens (`listen`),
+ * a request that is submitted with `hold` is prefilled and kept, and baton_ticket gives the text
+ * that stands for it. Whoever submits the same ids with that `ticket` and the producer's address
+ * (`from`) to a consumer engine gets the cache pushed over a connection of the consumer's:
+ *
+ *     producer: baton_submit(hold) -> baton_ticket -> baton_request_detach, or baton_next == 0
+ *     consumer: baton_submit(from, ticket) -> baton_next ...
+ *
+ * A ticket is good once and for as long as its lease. One engine serves many consumers, and pulls
+ * from many producers; the death of one touches its own requests alone.
+ *
  * Every options struct starts with struct_size = sizeof it and is otherwise zero by default.
  * Functions return 0 or a negative enum baton_code, and fill `e` (may be NULL). Requests of one
  * engine may be pulled from different threads, one thread at a time each. The library never exits
@@ -110,11 +121,36 @@ struct baton_engine_options {
                                 a peer that does not prove that it has it. NULL = none */
     size_t key_bytes;
     struct baton_trace *trace; /* NULL = none. Outlives the engine */
+    bool no_peer; /* neither peer_fd nor link: a producer of held requests alone, or a consumer that
+                     pulls alone */
+    const char *listen; /* producer: where consumers may connect and claim tickets: "HOST:PORT"
+                           (port 0 picks one) or "unix:PATH"; NULL = nowhere. Off loopback it takes
+                           a key: BATON_ERR_USAGE. BATON_ERR_IO where the address is taken */
+    uint64_t lease_ns;  /* of tickets; 0 = 30 s */
+    uint64_t dead_ns;   /* a peer that is silent for so long is dead; 0 = 10 s. Both ends need not
+                           have the same: heartbeats go four times in it, at least each second */
+    bool tag_payload;   /* authenticate payload too, not its digests alone (docs/wire.md,
+                           Authentication). As soon as one end asks; needs a key */
 };
 int baton_engine_open(struct baton_model *m, const struct baton_engine_options *o,
                       struct baton_engine **out, struct baton_error *e);
 /* Cancels what still runs, waits for the threads, gives everything back. NULL is fine. */
 void baton_engine_close(struct baton_engine *en);
+/* Where it listens, with the port that was bound; NULL where it does not. Lives with the engine. */
+const char *baton_engine_address(const struct baton_engine *en);
+
+/* What an engine's tickets came to since it was opened. Any thread. */
+struct baton_ticket_stats {
+    size_t struct_size;
+    uint32_t open, claimed; /* now */
+    uint32_t peers;         /* connections now */
+    uint64_t issued;        /* = open + claimed + fetched + expired + given_up */
+    uint64_t fetched;       /* acknowledged by a consumer */
+    uint64_t expired;       /* leases that ended */
+    uint64_t given_up;      /* cancelled here, or released by their consumer */
+    uint64_t refused;       /* claims: forged, expired, used, claimed by another */
+};
+int baton_ticket_stats(struct baton_engine *en, struct baton_ticket_stats *out);
 
 /* ---- requests ----------------------------------------------------------------------------- */
 
@@ -157,6 +193,21 @@ struct baton_request_options {
                              digest that differs, a producer that died or gave up), compute the
                              prompt here, in fresh pages, and go on; the stats say so. Without it:
                              an error. Needs a device that can prefill */
+    bool hold; /* producer: prefill, then keep the cache for whoever comes with the ticket. Pages
+                  are held until it is fetched, released, cancelled, or its lease ends
+                  (BATON_ERR_STALE of baton_next). `mode` is ignored */
+    const char *ticket; /* consumer: pull what this stands for ("bt1." ...). BATON_ERR_INPUT where
+                           it is no ticket. The claim goes out at once and keeps the ticket while
+                           the request waits for pages. Then, from baton_next:
+                           BATON_ERR_STALE: the producer refused it: expired, forged, used,
+                               withdrawn, claimed by another, of an earlier start;
+                           BATON_ERR_PEER: the producer can't be reached, died, or fell silent;
+                           BATON_ERR_MISMATCH: another model or other token ids;
+                           BATON_ERR_INTEGRITY: what came is not what was sent;
+                           all before the first token, and subject to local_prefill */
+    const char *from;   /* with ticket: the producer's address, "HOST:PORT" or "unix:PATH"; NULL =
+                           the engine's own peer. The caller has checked that it may connect there.
+                           Connections are made and kept by the engine; no call waits for them */
 };
 
 struct baton_token {
@@ -184,6 +235,33 @@ void baton_cancel(struct baton_request *r);
  * baton_engine_close too. */
 void baton_request_close(struct baton_request *r);
 
+/* At a producer, of a request with `hold`: wait at most timeout_ns (negative: for ever) until its
+ * prefill is over, and fill in what stands for it. Errors as baton_next, and BATON_ERR_USAGE where
+ * it was submitted without hold. Does not replace baton_next, which tells what became of it. */
+struct baton_ticket {
+    size_t struct_size;
+    char text[96];  /* "bt1." and 86 digits */
+    int32_t argmax; /* greedy's first token, for who must answer with one */
+    float margin;
+    uint64_t prefill_ns; /* compute */
+    uint64_t lease_ns;   /* from now on, unless renewed */
+};
+int baton_ticket(struct baton_request *r, struct baton_ticket *out, int64_t timeout_ns,
+                 struct baton_error *e);
+/* Tell the producer at `from` (NULL: the engine's own peer, and at a producer the engine itself)
+ * that the request of this ticket still waits here: its lease begins anew; or that nobody will
+ * fetch it: its pages go back at once. Both return before anything is sent, and what becomes of
+ * them is not told: a ticket that is gone is found out by the submit. BATON_ERR_INPUT: no ticket;
+ * BATON_ERR_BUSY: too many calls under way. Once submitted a request needs neither: its claim keeps
+ * the ticket, and baton_cancel releases it. */
+int baton_ticket_renew(struct baton_engine *en, const char *from, const char *ticket,
+                       struct baton_error *e);
+int baton_ticket_release(struct baton_engine *en, const char *from, const char *ticket,
+                         struct baton_error *e);
+/* Free the handle and let the request go on: one with `hold` waits on for its consumer, any other
+ * runs to its end. NULL is fine. */
+void baton_request_detach(struct baton_request *r);
+
 /* Timings of one request, ns, from acceptance by submit(); what did not happen is 0. */
 struct baton_stats {
     size_t struct_size;
@@ -191,7 +269,8 @@ struct baton_stats {
     uint32_t prompt_tokens, output_tokens;
     uint64_t prefill_ns;    /* compute of the prefill (as the producer reports it in COMMIT) */
     uint64_t transfer_ns;   /* first LAYER sent to last byte landed */
-    uint64_t exposed_ns;    /* last byte landed minus end of the last prefill compute */
+    uint64_t exposed_ns;    /* last byte landed minus end of the last prefill compute; of a pull, as
+                               transfer_ns: nothing was computed meanwhile */
     uint64_t import_ns;     /* copy, digest and conversion into pages (one pass), after the last
                                byte */
     uint64_t verify_ns;     /* slot digests and position proofs, after the last byte */

@@ -90,6 +90,8 @@ int baton_engine_open(struct baton_model *m, const struct baton_engine_options *
 {
     struct baton_engine_options mine;
     int rc = take_options(&mine, sizeof mine, o, o->struct_size, "baton_engine_options", e);
+    if (rc == 0 && (mine.no_peer || mine.listen || mine.lease_ns))
+        rc = base_fail(e, BATON_ERR_UNSUPPORTED, "pulls by ticket are not built yet");
     return rc ? rc : engine_open(m, &mine, out, e);
 }
 
@@ -103,6 +105,8 @@ int baton_submit(struct baton_engine *en, const struct baton_request_options *o,
 {
     struct baton_request_options mine;
     int rc = take_options(&mine, sizeof mine, o, o->struct_size, "baton_request_options", e);
+    if (rc == 0 && (mine.hold || mine.ticket || mine.from))
+        rc = base_fail(e, BATON_ERR_UNSUPPORTED, "pulls by ticket are not built yet");
     return rc ? rc : engine_submit(en, &mine, out, e);
 }
 
@@ -125,4 +129,49 @@ void baton_request_close(struct baton_request *r)
 int baton_request_stats(struct baton_request *r, struct baton_stats *out)
 {
     return engine_request_stats(r, out);
+}
+
+const char *baton_engine_address(const struct baton_engine *en)
+{
+    (void)en;
+    return NULL;
+}
+
+int baton_ticket_stats(struct baton_engine *en, struct baton_ticket_stats *out)
+{
+    (void)en;
+    (void)out;
+    return BATON_ERR_UNSUPPORTED;
+}
+
+int baton_ticket(struct baton_request *r, struct baton_ticket *out, int64_t timeout_ns,
+                 struct baton_error *e)
+{
+    (void)r;
+    (void)out;
+    (void)timeout_ns;
+    return base_fail(e, BATON_ERR_UNSUPPORTED, "tickets are not built yet");
+}
+
+int baton_ticket_renew(struct baton_engine *en, const char *from, const char *ticket,
+                       struct baton_error *e)
+{
+    (void)en;
+    (void)from;
+    (void)ticket;
+    return base_fail(e, BATON_ERR_UNSUPPORTED, "tickets are not built yet");
+}
+
+int baton_ticket_release(struct baton_engine *en, const char *from, const char *ticket,
+                         struct baton_error *e)
+{
+    (void)en;
+    (void)from;
+    (void)ticket;
+    return base_fail(e, BATON_ERR_UNSUPPORTED, "tickets are not built yet");
+}
+
+void baton_request_detach(struct baton_request *r)
+{
+    engine_request_put(r);
 }

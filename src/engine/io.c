@@ -294,6 +294,8 @@ int engine_io_open(struct baton_engine *en, int fd, const struct baton_engine_op
         .producer = en->role == BATON_PRODUCER,
         .key = eo->key,
         .key_bytes = eo->key_bytes,
+        .dead_ns = eo->dead_ns,
+        .tag_payload = eo->tag_payload,
     };
     const struct handoff_callbacks cb = {
         .on_offer = on_offer,
