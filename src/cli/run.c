@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/base.h"
 #include "cli/run_priv.h"
@@ -252,6 +253,29 @@ static int parse_option(void *args, int opt, const char *v, struct baton_error *
     }
 }
 
+/* Two results in one file: the one written last would replace the other. A device such as /dev/null
+ * takes both. */
+static int check_outputs(const struct run_args *a, struct baton_error *e)
+{
+    const struct {
+        const char *option, *path;
+    } out[] = {{"--logits", a->logits}, {"--kv-save", a->kv_save}, {"--trace", a->trace}};
+    struct stat st;
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++) {
+        if (!out[i].path)
+            continue;
+        if (!*out[i].path)
+            return base_fail(e, BATON_ERR_USAGE, "%s needs the name of a file", out[i].option);
+        if (stat(out[i].path, &st) == 0 && !S_ISREG(st.st_mode))
+            continue;
+        for (size_t j = 0; j < i; j++)
+            if (out[j].path && !strcmp(out[i].path, out[j].path))
+                return base_fail(e, BATON_ERR_USAGE, "%s and %s name the same file", out[j].option,
+                                 out[i].option);
+    }
+    return 0;
+}
+
 static int check(const struct run_args *a, struct baton_error *e)
 {
     if (!a->model)
@@ -267,7 +291,7 @@ static int check(const struct run_args *a, struct baton_error *e)
                          "mode native runs on one device, not on --prefill %.40s and --decode "
                          "%.40s",
                          a->prefill, a->decode);
-    return 0;
+    return check_outputs(a, e);
 }
 
 static int parse(int argc, char **argv, struct run_args *a, bool *done, struct baton_error *e)

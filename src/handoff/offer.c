@@ -34,7 +34,11 @@ int handoff_geometry_limits(const struct kv_geometry *g, int code, struct baton_
             return base_fail(e, code, "geometry with layer %u of kind %u", l, g->local[l]);
     /* A window of 1 retains nothing at all: there would be a slot without positions. */
     if (g->window < 2 && has_local(g))
-        return base_fail(e, code, "geometry with local layers and window %u", g->window);
+        return base_fail(
+            e, code,
+            "geometry with local layers and window %u: it keeps no position that could "
+            "be handed over, 2 is the least",
+            g->window);
     return 0;
 }
 

@@ -258,6 +258,35 @@ static void log_extra(const struct model *m)
                  held - m->n_entries - rotary, held, m->config.arch);
 }
 
+static bool wanted(const struct model *m, const char *canonical)
+{
+    for (size_t i = 0; i < m->n_entries; i++)
+        if (!strcmp(m->entries[i].name, canonical))
+            return true;
+    return false;
+}
+
+/* A layer's tensor for which config.json has no place means that the two disagree: fewer layers, or
+ * a bias that the configuration denies. Computing on without it would give other tokens. */
+static int check_layers(const struct model *m, const struct model_tensors *file,
+                        const char *file_name, size_t prefix, struct baton_error *e)
+{
+    char start[64], canonical[512], have[96];
+    snprintf(start, sizeof start, "%slayers.", prefixes[prefix].model);
+    for (size_t i = 0; i < model_tensors_count(file); i++) {
+        const struct model_tensor *t = model_tensors_at(file, i);
+        if (strncmp(t->name, start, strlen(start)) != 0 || strstr(t->name, "rotary_emb.inv_freq"))
+            continue;
+        snprintf(canonical, sizeof canonical, "model.%s", t->name + strlen(prefixes[prefix].model));
+        if (!wanted(m, canonical))
+            return base_fail(
+                e, BATON_ERR_INPUT,
+                "%s: tensor %s %s has no place in the model that config.json describes", file_name,
+                t->name, model_shape_text(have, t->shape, t->n_dims));
+    }
+    return 0;
+}
+
 static int open_folder(struct model *m, struct baton_error *e)
 {
     json_t *index = NULL;
@@ -270,6 +299,8 @@ static int open_folder(struct model *m, struct baton_error *e)
     size_t prefix = rc ? 0 : find_prefix(m, map);
     for (size_t i = 0; i < m->n_entries && !rc; i++)
         rc = fill_entry(m, map, prefix, &m->entries[i], e);
+    for (uint32_t f = 0; f < m->n_files && !rc; f++)
+        rc = check_layers(m, m->files[f], m->file_names[f], prefix, e);
     if (!rc)
         log_extra(m);
     json_decref(index);

@@ -196,7 +196,9 @@ static void test_odd_files(void **state)
     REFUSE(2, "chat_template.jinja", "run", "-m", dir, "--chat", "x");
     REFUSE(2, "empty", "run", "-m", tiny, "--prompt-file", "");
     REFUSE(2, "empty", "run", "-m", tiny, "--ids", "1", "--kv-load", "");
-    REFUSE(3, "empty", "run", "-m", tiny, "--ids", "1", "-n", "1", "--logits", "");
+    REFUSE(2, "--logits needs", "run", "-m", tiny, "--ids", "1", "-n", "1", "--logits", "");
+    REFUSE(2, "same file", "run", "-m", tiny, "--ids", "1", "--logits", "a", "--kv-save", "a");
+    REFUSE(2, "same file", "run", "-m", tiny, "--ids", "1", "--trace", "a", "--logits", "a");
     /* but the user's own prompt may come through a pipe */
     snprintf(cmd, sizeof cmd,
              "rm -rf '%s' && mkfifo '%s' && { echo 1, 2, 3 >'%s' & '%s' run -m '%s' -n 1 -q "

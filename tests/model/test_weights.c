@@ -167,7 +167,7 @@ static void mismatches(void **state)
     folder_remove(dir);
 }
 
-/* config.json asks for what the file does not have. */
+/* config.json asks for what the file does not have, or denies what it has. */
 static void config_disagrees(void **state)
 {
     static const struct {
@@ -175,6 +175,8 @@ static void config_disagrees(void **state)
     } list[] = {
         {"\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4",
          "model.layers.3.input_layernorm.weight [64] is missing"},
+        {"\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2",
+         "model.layers.2.input_layernorm.weight [64] has no place"},
         {"\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false",
          "lm_head.weight [512, 64] is missing"},
         {"\"attention_bias\": false", "\"attention_bias\": true",
