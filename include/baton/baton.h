@@ -208,6 +208,14 @@ struct baton_request_options {
     const char *from;   /* with ticket: the producer's address, "HOST:PORT" or "unix:PATH"; NULL =
                            the engine's own peer. The caller has checked that it may connect there.
                            Connections are made and kept by the engine; no call waits for them */
+    float repetition_penalty;                  /* over prompt and output; 0 or 1 = off */
+    float presence_penalty, frequency_penalty; /* over the output; 0 = off */
+    uint32_t choice; /* the random numbers of another choice of the same seed */
+    /* Told that baton_next has something: a token, or the end. NULL = nobody. Called by the engine
+     * thread with the request locked, so it may not block nor call back; it has returned for good
+     * when baton_request_close returns. */
+    void (*notify)(void *ctx);
+    void *notify_ctx;
 };
 
 struct baton_token {

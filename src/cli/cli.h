@@ -27,6 +27,7 @@ int cli_run(int argc, char **argv);
 int cli_model(int argc, char **argv);
 int cli_devices(int argc, char **argv);
 int cli_kv(int argc, char **argv);
+int cli_serve(int argc, char **argv); /* returns after a signal has stopped it */
 int cli_check(int argc, char **argv); /* 1 also where the handoff was made and does not hold */
 
 /* ---- options (options.c) ------------------------------------------------------------------ */

@@ -13,6 +13,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"run", "answer one prompt: prefill in one process, decode in another", cli_run},
+    {"serve", "answer over HTTP as the OpenAI API does, many requests at once", cli_serve},
     {"check", "read a handed-over cache back and compare it, its tokens and its logits", cli_check},
     {"kv", "export, import, inspect, diff: KV caches as safetensors files", cli_kv},
     {"model", "info, hash, tokenize, detokenize", cli_model},

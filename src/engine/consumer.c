@@ -207,7 +207,7 @@ void engine_consumer_failed(struct baton_engine *en, struct engine_session *s,
 static bool wants_row(const struct baton_engine *en, const struct engine_ask *a)
 {
     return a->want_logits || a->kv_save ||
-           (!a->n_force && (a->sampling.temperature > 0 ||
+           (!a->n_force && (!engine_takes_argmax(a) ||
                             (a->min_tokens > 0 && model_config_of(en->model->model)->n_eos > 0)));
 }
 

@@ -26,6 +26,20 @@ uint32_t engine_blocks_used(const struct baton_engine *en)
     return atomic_load(&en->blocks_used);
 }
 
+void engine_load(const struct baton_engine *en, struct engine_load *out)
+{
+    *out = (struct engine_load){
+        .lanes = en->lanes,
+        .lanes_used = atomic_load(&en->lanes_used),
+        .ctx = en->ctx,
+        .blocks = en->max_blocks,
+        .blocks_used = atomic_load(&en->blocks_used),
+        .block_positions = KV_BLOCK,
+    };
+    for (uint32_t i = 0; i <= ENGINE_MAX_LANES; i++)
+        out->steps_by_lanes[i] = atomic_load(&en->steps_by_lanes[i]);
+}
+
 uint64_t engine_kv_bytes(const struct baton_engine *en)
 {
     return kv_pool_bytes(en->pool);
@@ -199,6 +213,9 @@ int engine_open(struct baton_model *m, const struct baton_engine_options *o,
     en->trace = (struct base_trace *)o->trace;
     atomic_init(&en->stopping, false);
     atomic_init(&en->blocks_used, 0);
+    atomic_init(&en->lanes_used, 0);
+    for (uint32_t i = 0; i <= ENGINE_MAX_LANES; i++)
+        atomic_init(&en->steps_by_lanes[i], 0);
     pthread_mutex_init(&en->admit, NULL);
     en->model = m;
     int rc = set_role(en, o, e);

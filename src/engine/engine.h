@@ -29,6 +29,17 @@ int engine_chat(const struct baton_model *m, const struct model_chat **out, stru
 
 /* Blocks in use in the engine's pool: 0 when no request is open. Any thread. */
 uint32_t engine_blocks_used(const struct baton_engine *en);
+
+/* What an engine has and uses, as it stands. Any thread. */
+struct engine_load {
+    uint32_t lanes, lanes_used;
+    uint32_t ctx;                 /* positions that a request may have */
+    uint32_t blocks, blocks_used; /* of block_positions positions each */
+    uint32_t block_positions;
+    uint64_t steps_by_lanes[9]; /* decode steps so far, by the lanes that took part */
+};
+void engine_load(const struct baton_engine *en, struct engine_load *out);
+
 uint64_t engine_kv_bytes(const struct baton_engine *en);
 
 /* The geometry of a model's cache on a device. */

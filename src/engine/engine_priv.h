@@ -88,6 +88,9 @@ struct engine_ask {
     enum baton_mode mode;
     bool ignore_eos, want_logits, local_prefill;
     struct model_sampling sampling;
+    uint32_t choice;
+    void (*notify)(void *ctx); /* NULL = nobody */
+    void *notify_ctx;
     char *kv_save;           /* NULL = no */
     struct kv_file *kv_load; /* checked against model and ids; NULL = no */
     uint64_t accepted_ns;
@@ -223,6 +226,8 @@ void engine_session_begin(struct baton_engine *en, struct engine_session *s, con
 /* Into the stats: what became of the handoff and why. */
 void engine_session_judge(struct engine_session *s, const char *verdict,
                           const struct baton_error *why);
+/* Whether the choice is the largest logit, where no end token is banned. */
+bool engine_takes_argmax(const struct engine_ask *a);
 /* Choose the next token from a row of logits and hand it over. */
 void engine_session_choose(struct baton_engine *en, struct engine_session *s, const float *row);
 /* Give it up with a reason (code 0: cancelled here); the peer is told where there is one. */
@@ -323,7 +328,8 @@ struct baton_engine {
     bool thread_on, io_thread_on;
     /* any thread */
     atomic_bool stopping;
-    atomic_uint blocks_used;
+    atomic_uint blocks_used, lanes_used;
+    atomic_ullong steps_by_lanes[ENGINE_MAX_LANES + 1];
     pthread_mutex_t admit; /* open_ids, n_open */
     uint64_t open_ids[ENGINE_MAX_OPEN];
     uint32_t n_open;

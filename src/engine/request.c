@@ -78,6 +78,13 @@ static int copy_ask(struct engine_ask *a, const struct baton_request_options *o,
     a->sampling.top_p = o->top_p == 0 ? 1 : o->top_p;
     a->sampling.min_p = o->min_p;
     a->sampling.seed = o->seed;
+    if (o->repetition_penalty != 0)
+        a->sampling.repetition_penalty = o->repetition_penalty;
+    a->sampling.presence_penalty = o->presence_penalty;
+    a->sampling.frequency_penalty = o->frequency_penalty;
+    a->choice = o->choice;
+    a->notify = o->notify;
+    a->notify_ctx = o->notify_ctx;
     a->accepted_ns = base_now_ns();
     int rc = copy_ids(o->ids, o->n_ids, &a->ids, e);
     if (rc == 0)
@@ -137,6 +144,14 @@ void engine_request_put(struct baton_request *r)
 
 /* ---- the engine thread's side ------------------------------------------------------------- */
 
+/* With the lock held: there is something for the caller. */
+static void tell(struct baton_request *r)
+{
+    pthread_cond_broadcast(&r->cond);
+    if (r->ask.notify)
+        r->ask.notify(r->ask.notify_ctx);
+}
+
 static int grow(struct baton_request *r, struct baton_error *e)
 {
     if (r->n < r->cap)
@@ -167,7 +182,7 @@ int engine_request_push(struct baton_request *r, const struct engine_token *t, c
         r->tokens[r->n++].logits = copy;
         r->n_rows += copy != NULL;
         r->stats = *stats;
-        pthread_cond_broadcast(&r->cond);
+        tell(r);
     }
     pthread_mutex_unlock(&r->lock);
     if (rc)
@@ -189,7 +204,7 @@ void engine_request_finish(struct baton_request *r, const struct baton_stats *st
     r->stats = *stats;
     r->error = *why;
     r->over = true;
-    pthread_cond_broadcast(&r->cond);
+    tell(r);
     pthread_mutex_unlock(&r->lock);
 }
 

@@ -343,6 +343,7 @@ static void decode_step(struct baton_engine *en, struct engine_session **active,
     uint64_t start = base_now_ns();
     int rc = run_step(en, active, n, &e);
     engine_trace_step(en, n, start);
+    atomic_fetch_add(&en->steps_by_lanes[n], 1);
     for (uint32_t i = 0; i < n; i++) {
         struct engine_session *s = active[i];
         if (rc) {

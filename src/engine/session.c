@@ -227,6 +227,7 @@ bool engine_session_take_lane(struct baton_engine *en, struct engine_session *s)
         if (!en->lane[i]) {
             en->lane[i] = s;
             s->lane = (int)i;
+            atomic_fetch_add(&en->lanes_used, 1);
             return true;
         }
     return false;
@@ -234,8 +235,10 @@ bool engine_session_take_lane(struct baton_engine *en, struct engine_session *s)
 
 void engine_session_drop_lane(struct baton_engine *en, struct engine_session *s)
 {
-    if (s->lane >= 0)
+    if (s->lane >= 0) {
         en->lane[s->lane] = NULL;
+        atomic_fetch_sub(&en->lanes_used, 1);
+    }
     s->lane = -1;
 }
 
@@ -308,6 +311,13 @@ static bool is_end(const struct model_config *c, int32_t id)
     return false;
 }
 
+bool engine_takes_argmax(const struct engine_ask *a)
+{
+    const struct model_sampling *p = &a->sampling;
+    return p->temperature == 0 && p->repetition_penalty == 1 && p->presence_penalty == 0 &&
+           p->frequency_penalty == 0;
+}
+
 /* What greedy takes comes first: it is reported whatever is chosen, and usually it is chosen. */
 static int pick(struct baton_engine *en, struct engine_session *s, const float *row,
                 struct engine_token *t, struct baton_error *e)
@@ -321,10 +331,10 @@ static int pick(struct baton_engine *en, struct engine_session *s, const float *
                                 NULL, 0, &t->argmax, &t->margin, e);
     bool banned = s->n_out < a->min_tokens && c->n_eos > 0;
     t->id = t->argmax;
-    if (rc || a->n_force || (a->sampling.temperature == 0 && !banned))
+    if (rc || a->n_force || (engine_takes_argmax(a) && !banned))
         return rc;
-    return model_sampler_pick(en->sampler, row, &a->sampling, s->context, n, a->n_ids, 0, s->n_out,
-                              c->eos, banned ? c->n_eos : 0, &t->id, &margin, e);
+    return model_sampler_pick(en->sampler, row, &a->sampling, s->context, n, a->n_ids, a->choice,
+                              s->n_out, c->eos, banned ? c->n_eos : 0, &t->id, &margin, e);
 }
 
 /* Hand a chosen token over; the session may be over afterwards. */

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* baton serve: arguments, and the life of a server between two signals. */
+#include <getopt.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/base.h"
+#include "cli/cli.h"
+#include "engine/engine.h"
+#include "serve/serve.h"
+
+static const char help[] =
+    "usage: baton serve -m MODEL [OPTIONS]\n"
+    "\n"
+    "Answers over HTTP as the OpenAI API does: /v1/completions, /v1/chat/completions, /v1/models,\n"
+    "/tokenize, /detokenize, /health, /version, /metrics. Many requests decode side by side, one "
+    "a\n"
+    "lane; those that find no lane wait in order. SIGTERM or Ctrl-C: takes nothing new, finishes\n"
+    "what runs and ends; a second one cancels what runs.\n"
+    "\n"
+    "model and device\n"
+    "  -m MODEL              Hugging Face folder\n"
+    "  --pin sha256:HEX      refuse other files than these (see `baton model hash`)\n"
+    "  --device DEV          cpu (default), cpu:ref; `baton devices` lists them\n"
+    "  --lanes N             requests that decode at once, 1 to 8 (default 4)\n"
+    "  --ctx N               positions that a request may have (default: the model's, at most\n"
+    "                        8192)\n"
+    "  --threads N           compute threads (default: one a core)\n"
+    "  --cpus LIST           run on these CPUs only, e.g. 0,2-3\n"
+    "  --role both           the only one that is built\n"
+    "HTTP\n"
+    "  --host ADDRESS        where to listen (default 127.0.0.1)\n"
+    "  --port N              (default 8000; 0 = any free one, which is printed)\n"
+    "  --served-name NAME    the model's name in the API (default: its folder's)\n"
+    "  --max-queue N         answers that may wait for a lane (default 256); then 429\n"
+    "  --api-key-file FILE   ask for one of these keys, one a line\n"
+    "  --tls-cert FILE --tls-key FILE   HTTPS with this certificate and key (PEM)\n"
+    "output\n"
+    "  --json                one JSON document on stdout when it has ended\n"
+    "  -v, -q                more, or fewer, messages; -v shows every request\n"
+    "\n"
+    "example\n"
+    "  baton serve -m models/gemma3-tiny --lanes 4 --port 8000 &\n"
+    "  curl localhost:8000/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\",\n"
+    "       \"content\": \"What is the capital of France?\"}], \"stream\": true}'\n";
+
+enum {
+    OPT_ROLE = 256,
+    OPT_DEVICE,
+    OPT_LANES,
+    OPT_CTX,
+    OPT_THREADS,
+    OPT_CPUS,
+    OPT_PIN,
+    OPT_HOST,
+    OPT_PORT,
+    OPT_NAME,
+    OPT_MAX_QUEUE,
+    OPT_KEYS,
+    OPT_CERT,
+    OPT_KEY,
+    OPT_UNBUILT,
+};
+
+static const struct option options[] = {
+    {"model", required_argument, NULL, 'm'},
+    {"role", required_argument, NULL, OPT_ROLE},
+    {"device", required_argument, NULL, OPT_DEVICE},
+    {"lanes", required_argument, NULL, OPT_LANES},
+    {"ctx", required_argument, NULL, OPT_CTX},
+    {"threads", required_argument, NULL, OPT_THREADS},
+    {"cpus", required_argument, NULL, OPT_CPUS},
+    {"pin", required_argument, NULL, OPT_PIN},
+    {"host", required_argument, NULL, OPT_HOST},
+    {"port", required_argument, NULL, OPT_PORT},
+    {"served-name", required_argument, NULL, OPT_NAME},
+    {"max-queue", required_argument, NULL, OPT_MAX_QUEUE},
+    {"api-key-file", required_argument, NULL, OPT_KEYS},
+    {"tls-cert", required_argument, NULL, OPT_CERT},
+    {"tls-key", required_argument, NULL, OPT_KEY},
+    {"kv-blocks", required_argument, NULL, OPT_UNBUILT},
+    {"kv-mem", required_argument, NULL, OPT_UNBUILT},
+    {"kv-host", required_argument, NULL, OPT_UNBUILT},
+    {"kv-port", required_argument, NULL, OPT_UNBUILT},
+    {"kv-advertise", required_argument, NULL, OPT_UNBUILT},
+    {"kv-allow", required_argument, NULL, OPT_UNBUILT},
+    {"kv-key-file", required_argument, NULL, OPT_UNBUILT},
+    {"lease", required_argument, NULL, OPT_UNBUILT},
+    {"audit-sample", required_argument, NULL, OPT_UNBUILT},
+    {"probe", required_argument, NULL, OPT_UNBUILT},
+    {"json", no_argument, NULL, 'j'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
+struct args {
+    struct cli_common common;
+    const char *model, *pin, *device, *cpus, *name;
+    uint32_t lanes, ctx, threads, port, max_queue;
+    struct serve_options serve;
+};
+
+static int parse_role(const char *value, struct baton_error *e)
+{
+    static const char *const words[] = {"both", "prefill", "decode", NULL};
+    int word = 0;
+    int rc = cli_parse_word("--role", value, words, &word, e);
+    if (rc == 0 && word != 0)
+        rc = base_fail(e, BATON_ERR_UNSUPPORTED, "--role %s is not built yet", value);
+    return rc;
+}
+
+/* Options of the HTTP side. Returns 1 where `opt` is none of them. */
+static int parse_http(int opt, const char *v, struct args *a, struct baton_error *e)
+{
+    switch (opt) {
+    case OPT_HOST:
+        a->serve.host = v;
+        return 0;
+    case OPT_PORT:
+        return cli_parse_u32("--port", v, 0, UINT16_MAX, &a->port, e);
+    case OPT_NAME:
+        a->name = v;
+        return 0;
+    case OPT_MAX_QUEUE:
+        return cli_parse_u32("--max-queue", v, 0, 100000, &a->max_queue, e);
+    case OPT_KEYS:
+        a->serve.api_key_file = v;
+        return 0;
+    case OPT_CERT:
+        a->serve.tls_cert = v;
+        return 0;
+    case OPT_KEY:
+        a->serve.tls_key = v;
+        return 0;
+    case OPT_UNBUILT:
+        return base_fail(e, BATON_ERR_UNSUPPORTED,
+                         "an option of prefill and decode servers, of "
+                         "the page pool's size or of audits was given: "
+                         "these are not built yet");
+    default:
+        return 1;
+    }
+}
+
+static int parse_option(void *args, int opt, const char *v, struct baton_error *e)
+{
+    struct args *a = args;
+    switch (opt) {
+    case 'm':
+        a->model = v;
+        return 0;
+    case OPT_ROLE:
+        return parse_role(v, e);
+    case OPT_DEVICE:
+        a->device = v;
+        return 0;
+    case OPT_LANES:
+        return cli_parse_u32("--lanes", v, 1, 8, &a->lanes, e);
+    case OPT_CTX:
+        return cli_parse_u32("--ctx", v, 2, 1u << 24, &a->ctx, e);
+    case OPT_THREADS:
+        return cli_parse_u32("--threads", v, 1, 1024, &a->threads, e);
+    case OPT_CPUS:
+        a->cpus = v;
+        return 0;
+    case OPT_PIN:
+        a->pin = v;
+        return 0;
+    default: {
+        int rc = parse_http(opt, v, a, e);
+        return rc == 1 ? base_fail(e, BATON_ERR_USAGE, "unknown option; see `baton serve --help`")
+                       : rc;
+    }
+    }
+}
+
+/* The folder's own name: what stands behind the last slash that is not at the end. */
+static void default_name(const char *model, char *out, size_t size)
+{
+    size_t n = strlen(model);
+    while (n > 1 && model[n - 1] == '/')
+        n--;
+    size_t first = n;
+    while (first > 0 && model[first - 1] != '/')
+        first--;
+    snprintf(out, size, "%.*s", (int)(n - first), model + first);
+}
+
+/* ---- signals ------------------------------------------------------------------------------ */
+
+static void block_signals(sigset_t *wanted)
+{
+    sigemptyset(wanted);
+    sigaddset(wanted, SIGTERM);
+    sigaddset(wanted, SIGINT);
+    pthread_sigmask(SIG_BLOCK, wanted, NULL);
+}
+
+static bool signalled_again(void *wanted)
+{
+    const struct timespec now = {0, 0};
+    return sigtimedwait(wanted, NULL, &now) > 0;
+}
+
+/* ---- life --------------------------------------------------------------------------------- */
+
+struct parts {
+    struct serve *serve;
+    struct baton_model *model;
+    struct baton_engine *engine;
+};
+
+static int open_engine(const struct args *a, struct parts *p, struct baton_error *e)
+{
+    const struct baton_model_options mo = {
+        .struct_size = sizeof mo, .path = a->model, .pin = a->pin, .threads = a->threads};
+    const struct baton_engine_options eo = {.struct_size = sizeof eo,
+                                            .role = BATON_BOTH,
+                                            .device = a->device,
+                                            .lanes = a->lanes,
+                                            .ctx = a->ctx,
+                                            .threads = a->threads};
+    int rc = baton_model_open(&mo, &p->model, e);
+    if (rc == 0)
+        rc = baton_engine_open(p->model, &eo, &p->engine, e);
+    return rc ? rc : serve_attach(p->serve, p->model, p->engine, e);
+}
+
+static void announce(const struct args *a, const struct serve *s)
+{
+    const char *host = a->serve.host ? a->serve.host : "127.0.0.1";
+    bool v6 = strchr(host, ':') != NULL;
+    if (a->common.verbosity >= 0)
+        fprintf(stderr, "baton: serving %s on %s://%s%s%s:%u\n", a->serve.served_name,
+                a->serve.tls_cert ? "https" : "http", v6 ? "[" : "", host, v6 ? "]" : "",
+                serve_port(s));
+}
+
+/* What was left when all was closed that can be counted before. */
+struct outcome {
+    struct serve_counts counts;
+    struct engine_load load;
+};
+
+static int live(const struct args *a, struct parts *p, sigset_t *wanted, struct outcome *o,
+                struct baton_error *e)
+{
+    int signal_number, rc = serve_open(&a->serve, &p->serve, e);
+    if (rc == 0)
+        rc = open_engine(a, p, e);
+    if (rc)
+        return rc;
+    announce(a, p->serve);
+    sigwait(wanted, &signal_number);
+    serve_drain(p->serve, signalled_again, wanted);
+    serve_count(p->serve, &o->counts);
+    serve_close(p->serve);
+    p->serve = NULL;
+    engine_load(p->engine, &o->load);
+    return 0;
+}
+
+static int report(const struct outcome *o)
+{
+    const struct serve_counts *c = &o->counts;
+    return cli_print_json(json_pack("{s:i,s:{s:I,s:I,s:I},s:{s:i,s:i}}", "schema", 1, "requests",
+                                    "finished", (json_int_t)c->finished, "refused",
+                                    (json_int_t)c->refused, "cancelled", (json_int_t)c->cancelled,
+                                    "cleanup", "lanes", (int)o->load.lanes_used, "blocks",
+                                    (int)o->load.blocks_used),
+                          0);
+}
+
+static int parse(int argc, char **argv, struct args *a, bool *done, struct baton_error *e)
+{
+    static const struct cli_syntax syntax = {":m:vqh", help, options, parse_option, false};
+    int rc = cli_parse(argc, argv, &syntax, &a->common, a, done, e);
+    if (rc == 0 && !*done && !a->model)
+        rc = base_fail(e, BATON_ERR_USAGE, "serve needs -m MODEL; see `baton serve --help`");
+    return rc;
+}
+
+int cli_serve(int argc, char **argv)
+{
+    struct args a = {.lanes = 4, .port = 8000, .max_queue = 256};
+    struct parts p = {0};
+    struct outcome o = {0};
+    struct baton_error e = {0};
+    char name[256];
+    sigset_t wanted;
+    bool done = false;
+    int rc = parse(argc, argv, &a, &done, &e);
+    if (rc == 0 && !done) {
+        cli_set_verbosity(&a.common);
+        default_name(a.model, name, sizeof name);
+        a.serve.served_name = a.name ? a.name : name;
+        a.serve.version = BATON_VERSION;
+        a.serve.port = (uint16_t)a.port;
+        a.serve.max_queue = a.max_queue;
+        rc = a.cpus ? cli_set_cpus(a.cpus, &e) : 0;
+        block_signals(&wanted);
+        if (rc == 0)
+            rc = live(&a, &p, &wanted, &o, &e);
+    }
+    serve_close(p.serve);
+    baton_engine_close(p.engine);
+    baton_model_close(p.model);
+    if (rc)
+        return cli_fail(&a.common, &e);
+    return !done && a.common.json ? report(&o) : 0;
+}

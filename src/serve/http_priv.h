@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between http.c, which knows libmicrohttpd, and call.c, which knows paths, keys and addresses. */
+#ifndef SERVE_HTTP_PRIV_H
+#define SERVE_HTTP_PRIV_H
+
+#include "serve/serve_priv.h"
+
+enum serve_route { SERVE_LOOK, SERVE_TOKENS, SERVE_GENERATE };
+
+/* One request of a connection. libmicrohttpd's thread alone. */
+struct serve_call {
+    struct serve *serve;
+    enum serve_route route;
+    enum serve_kind kind;
+    char path[64];
+    struct serve_problem problem; /* known before the body is read */
+    struct serve_text body;
+    size_t n_body;         /* bytes that came, kept or not */
+    struct serve_job *job; /* NULL: answered without one */
+    int fd;                /* watched; -1 = no */
+};
+
+/* Which route; problem is set where there is none, where the method or the key is wrong, and while
+ * nothing can be answered. authorization may be NULL. */
+void serve_call_route(struct serve_call *c, const char *path, const char *method,
+                      const char *authorization);
+/* Read keys, one a line, into s. */
+int serve_keys_load(struct serve *s, const char *path, struct baton_error *e);
+/* A listening socket or a negative code. host is an IPv4 or IPv6 address; NULL = 127.0.0.1. */
+int serve_listen(const char *host, uint16_t port, uint16_t *bound, struct baton_error *e);
+
+#endif

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pump thread: requests into the engine in the order they came, tokens out of it into answers.
+ *
+ * It sleeps in an epoll of the bell, which the engine's thread, new jobs and closing ring, and of
+ * clients' sockets, of which it wants to know one thing: that the other end is gone.
+ * libmicrohttpd does not look at a connection that is suspended.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "serve/serve_priv.h"
+
+/* ---- one job ------------------------------------------------------------------------------ */
+
+static void cancel_requests(struct serve_job *j)
+{
+    j->cancelled = true;
+    for (uint32_t i = 0; i < j->n_choices; i++)
+        if (j->choices[i].request)
+            baton_cancel(j->choices[i].request);
+}
+
+static void choice_over(struct serve_choice *c)
+{
+    struct serve *s = c->job->serve;
+    baton_request_close(c->request);
+    c->request = NULL;
+    if (c->begun)
+        s->n_begun--;
+    c->begun = true;
+    c->job->n_open--;
+    atomic_fetch_sub(&s->open_choices, 1);
+}
+
+/* The job can't be answered: its other choices end too. */
+static void job_failed(struct serve_job *j, const struct baton_error *e)
+{
+    if (!j->problem.status) {
+        serve_refuse_error(&j->problem, j->ask.kind == SERVE_CHAT ? "messages" : "prompt", e);
+        base_log(BASE_LOG_WARN, "request %s failed: %s", j->id, e->text);
+    }
+    cancel_requests(j);
+}
+
+static void note_token(struct serve_choice *c, const struct baton_token *t)
+{
+    struct serve_metrics *m = &c->job->serve->metrics;
+    serve_metrics_add(m, &m->generation_tokens, 1);
+    if (c->n_out == 0)
+        serve_metrics_time(m, &m->ttft, t->time_ns - c->job->arrived_ns);
+    else
+        serve_metrics_time(m, &m->itl, t->time_ns - c->last_ns);
+    c->last_ns = t->time_ns;
+}
+
+static void note_end(struct serve_choice *c)
+{
+    struct serve_metrics *m = &c->job->serve->metrics;
+    uint64_t *counter = &m->abort;
+    if (c->job->problem.status)
+        counter = &m->error;
+    else if (c->finish && !c->job->cancelled)
+        counter = c->finish[0] == 's' ? &m->stop : &m->length;
+    serve_metrics_add(m, counter, 1);
+}
+
+/* All tokens that are there. A choice that ended by a stop string is drained until the engine has
+ * given its lane back. */
+static void pull(struct serve_choice *c)
+{
+    struct baton_token t;
+    struct baton_error e;
+    int rc;
+    while (c->request && (rc = baton_next(c->request, &t, 0, &e)) != BATON_ERR_TIMEOUT) {
+        int bad = 0;
+        if (rc == 1 && !c->finish && !c->job->cancelled) {
+            note_token(c, &t);
+            bad = serve_choice_take(c, &t, &e);
+            if (c->finish)
+                baton_cancel(c->request);
+        } else if (rc == 0 && !c->finish && !c->job->cancelled) {
+            struct baton_stats st = {.struct_size = sizeof st};
+            baton_request_stats(c->request, &st);
+            bad = serve_choice_finish(c, st.finish == BATON_LENGTH ? "length" : "stop", &e);
+        } else if (rc < 0) {
+            bad = rc;
+        }
+        if (bad)
+            job_failed(c->job, &e);
+        if (rc != 1) {
+            note_end(c);
+            choice_over(c);
+        }
+    }
+}
+
+/* Give the connection what there is. Drops what a client that left can't read. */
+static void deliver(struct serve_job *j, struct serve_text *news, bool over)
+{
+    pthread_mutex_lock(&j->lock);
+    if (news->n && serve_text_put(&j->out, news->data, news->n))
+        j->gone = true;
+    if (news->n || over || j->gone)
+        j->ready = true;
+    j->over = over;
+    if (j->suspended && (news->n || over || j->gone))
+        serve_http_resume(j);
+    pthread_mutex_unlock(&j->lock);
+}
+
+static bool job_gone(struct serve_job *j)
+{
+    pthread_mutex_lock(&j->lock);
+    bool gone = j->gone;
+    pthread_mutex_unlock(&j->lock);
+    return gone;
+}
+
+static void write_news(struct serve_job *j, struct serve_text *news, bool last)
+{
+    struct baton_error e;
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && j->ask.stream && i < j->n_choices; i++)
+        if (j->choices[i].begun && !j->problem.status)
+            rc = serve_answer_chunk(&j->choices[i], news);
+    if (rc == 0 && last && j->problem.status && j->ask.stream && j->ready)
+        rc = serve_answer_error(&j->problem, news);
+    else if (rc == 0 && last && !j->problem.status)
+        rc = j->ask.stream ? serve_answer_end(j, news) : serve_answer_whole(j, news);
+    if (rc) {
+        base_fail(&e, BATON_ERR_NOMEM, "no memory for an answer");
+        job_failed(j, &e);
+    }
+}
+
+static void count_job(struct serve_job *j, bool gone)
+{
+    struct serve_metrics *m = &j->serve->metrics;
+    serve_metrics_time(m, &m->e2e, base_now_ns() - j->arrived_ns);
+    serve_metrics_add(m, gone ? &m->cancelled : j->problem.status ? &m->refused : &m->finished, 1);
+    base_log(BASE_LOG_INFO, "%s: %u of %u choices, %llu prompt tokens, %.1f ms%s", j->id,
+             j->n_choices - j->n_open, j->n_choices, (unsigned long long)j->prompt_tokens,
+             (double)(base_now_ns() - j->arrived_ns) / 1e6, gone ? ", client gone" : "");
+}
+
+/* True where nothing more is to be done for it. */
+static bool step_job(struct serve_job *j)
+{
+    struct serve_text news = {0};
+    bool gone = job_gone(j);
+    if (gone && !j->cancelled)
+        cancel_requests(j);
+    for (uint32_t i = 0; i < j->n_choices; i++)
+        pull(&j->choices[i]);
+    bool last = j->n_open == 0;
+    if (!gone)
+        write_news(j, &news, last);
+    deliver(j, &news, last);
+    serve_text_free(&news);
+    if (last)
+        count_job(j, gone);
+    return last;
+}
+
+/* ---- all jobs ----------------------------------------------------------------------------- */
+
+static void take_incoming(struct serve *s)
+{
+    struct serve_job *in, *next, *ordered = NULL;
+    pthread_mutex_lock(&s->lock);
+    in = s->incoming;
+    s->incoming = NULL;
+    pthread_mutex_unlock(&s->lock);
+    for (; in; in = next) {
+        next = in->next;
+        in->next = ordered;
+        ordered = in;
+    }
+    for (; ordered; ordered = next) {
+        next = ordered->next;
+        for (uint32_t i = 0; i < ordered->n_choices; i++) {
+            *s->queue_end = &ordered->choices[i];
+            s->queue_end = &ordered->choices[i].next;
+        }
+        serve_metrics_add(&s->metrics, &s->metrics.prompt_tokens, ordered->prompt_tokens);
+        ordered->next = s->jobs;
+        s->jobs = ordered;
+    }
+}
+
+/* Twice as many as there are lanes: a lane that gets free finds work without us. A choice whose job
+ * is over before its turn ends here. */
+static void begin_choices(struct serve *s)
+{
+    struct serve_choice **p = &s->queue;
+    while (*p) {
+        struct serve_choice *c = *p;
+        struct baton_error e;
+        bool drop = c->job->cancelled;
+        if (!drop && s->n_begun >= 2 * s->lanes) {
+            p = &c->next;
+            continue;
+        }
+        *p = c->next;
+        c->next = NULL;
+        if (!drop) {
+            s->n_begun++;
+            if (serve_choice_begin(c, &e) == 0)
+                continue;
+            job_failed(c->job, &e);
+        }
+        note_end(c);
+        choice_over(c);
+        serve_ring(s); /* its job may be over */
+    }
+    s->queue_end = p;
+}
+
+static void mark_gone(struct serve *s, uint64_t number)
+{
+    for (struct serve_job *j = s->jobs; j; j = j->next)
+        if (j->number == number) {
+            pthread_mutex_lock(&j->lock);
+            j->gone = true;
+            pthread_mutex_unlock(&j->lock);
+        }
+}
+
+/* Some jobs get out of the list when they are over: what was queued of them has ended too. */
+static void step_jobs(struct serve *s)
+{
+    struct serve_job **p = &s->jobs;
+    while (*p) {
+        struct serve_job *j = *p;
+        if (step_job(j)) {
+            *p = j->next;
+            serve_job_put(j);
+        } else {
+            p = &j->next;
+        }
+    }
+}
+
+static void cancel_all(struct serve *s)
+{
+    for (struct serve_job *j = s->jobs; j; j = j->next) {
+        pthread_mutex_lock(&j->lock);
+        j->gone = true;
+        pthread_mutex_unlock(&j->lock);
+    }
+}
+
+/* Nothing can come in after this; false where something did before. */
+static bool shut(struct serve *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->shut = !s->incoming;
+    bool shut = s->shut;
+    pthread_mutex_unlock(&s->lock);
+    return shut;
+}
+
+void *serve_pump_thread(void *arg)
+{
+    enum { EVENTS = 64 };
+    struct serve *s = arg;
+    struct epoll_event events[EVENTS];
+    for (;;) {
+        int n = epoll_wait(s->watch, events, EVENTS, -1);
+        take_incoming(s);
+        for (int i = 0; i < n; i++) {
+            if (events[i].data.u64 != 0) {
+                mark_gone(s, events[i].data.u64);
+                continue;
+            }
+            uint64_t rings;
+            ssize_t k = read(s->bell, &rings, sizeof rings);
+            (void)k;
+        }
+        if (atomic_load(&s->stopping))
+            cancel_all(s);
+        step_jobs(s);
+        begin_choices(s);
+        if (atomic_load(&s->stopping) && !s->jobs && shut(s))
+            return NULL;
+    }
+}
+
+void serve_ring(void *serve)
+{
+    struct serve *s = serve;
+    uint64_t one = 1;
+    ssize_t n = write(s->bell, &one, sizeof one);
+    (void)n; /* a full counter means that the pump has yet to wake */
+}
+
+/* Once is enough, and a socket stays gone: an event that came is not told again. */
+int serve_watch(struct serve *s, struct serve_job *j, int fd)
+{
+    struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.u64 = j->number};
+    return epoll_ctl(s->watch, EPOLL_CTL_ADD, fd, &ev);
+}
+
+void serve_unwatch(struct serve *s, int fd)
+{
+    epoll_ctl(s->watch, EPOLL_CTL_DEL, fd, NULL);
+}
