@@ -112,6 +112,8 @@ struct baton_batch {
     void *ctx;
 };
 
+#define BATON_MAX_WIDTHS 8
+
 /* What a device can do. Filled by caps(); unknown fields are zero. */
 struct baton_caps {
     uint32_t struct_size;
@@ -131,6 +133,8 @@ struct baton_caps {
     uint64_t memory_bytes; /* memory it can use; 0 = unknown */
     char numerics[64];     /* names the arithmetic (instruction set, versions): pages computed
                               under another string are not mixed */
+    bool whole_prompt;     /* prefills a prompt from position 0 in one submission or not at all */
+    uint32_t widths[BATON_MAX_WIDTHS]; /* static: rows of its programs, ascending; 0 ends them */
 };
 
 #ifdef __cplusplus

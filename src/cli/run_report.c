@@ -79,6 +79,23 @@ static json_t *fingerprint_json(const struct run_args *a, const struct model *m)
     return json_string(hex);
 }
 
+/* Rows of the program that the prefill ran; null where it is made for the prompt. */
+static json_t *width_json(const struct run_args *a, const struct run_result *r)
+{
+    struct baton_caps caps;
+    const char *name = a->mode == BATON_NATIVE ? a->decode : a->prefill;
+    if (!name || !device_static(name, &caps))
+        return json_null();
+    return json_integer(device_width(&caps, (uint32_t)r->n_prompt));
+}
+
+/* Behind a device's name wherever it is shown. */
+static bool emulated(const char *name)
+{
+    struct baton_caps caps;
+    return name && device_static(name, &caps) && caps.emulated;
+}
+
 int cli_run_report_json(const struct run_args *a, struct baton_model *bm,
                         const struct run_result *r)
 {
@@ -88,14 +105,16 @@ int cli_run_report_json(const struct run_args *a, struct baton_model *bm,
     for (int i = 1; i <= 8; i++)
         json_array_append_new(occupancy, json_integer(s->steps_by_lanes[i]));
     json_t *doc = json_pack(
-        "{s:i,s:{s:s,s:s,s:o,s:i},s:{s:s,s:s,s:s,s:o,s:o},s:o,s:o,s:s,s:s,s:o,s:o,s:o,s:o,s:i}", //
-        "schema", 1,                                                                             //
+        "{s:i,s:{s:s,s:s,s:o,s:i},s:{s:s,s:s,s:s,s:o,s:o,s:{s:b,s:b}},s:o,s:o,s:s,s:s,s:o,s:o,s:o,"
+        "s:o,s:i}",  //
+        "schema", 1, //
         "model", "path", a->model, "arch", baton_model_arch(bm), "fingerprint",
         fingerprint_json(a, m), "layers", (int)baton_model_layers(bm), //
         "route", "mode", cli_run_mode_names[a->mode], "prefill", a->prefill, "decode", a->decode,
         "transport",
         a->mode == BATON_NATIVE ? json_null() : json_string(cli_run_transport_names[a->transport]),
-        "width", json_null(), //
+        "width", width_json(a, r), "emulated", "prefill", emulated(a->prefill), "decode",
+        emulated(a->decode), //
         "prompt_ids", ids_json(r->prompt, r->n_prompt), "ids", ids_json(r->ids, r->n_ids), "text",
         r->text ? r->text : "", "finish", finish_name(s->finish), //
         "timing_ms", timing_json(r), "handoff", handoff_json(a, s), "occupancy", occupancy,
@@ -154,8 +173,9 @@ void cli_run_report_text(const struct run_args *a, struct baton_model *bm,
     if (a->mode == BATON_NATIVE)
         fprintf(stderr, "route    native on %s, one process\n", a->decode);
     else
-        fprintf(stderr, "route    %s: prefill on %s, decode on %s, in %s, over %s\n",
-                cli_run_mode_names[a->mode], a->prefill, a->decode,
+        fprintf(stderr, "route    %s: prefill on %s%s, decode on %s%s, in %s, over %s\n",
+                cli_run_mode_names[a->mode], a->prefill, emulated(a->prefill) ? " (emulated)" : "",
+                a->decode, emulated(a->decode) ? " (emulated)" : "",
                 a->transport == RUN_INPROC ? "one process" : "two processes",
                 cli_run_transport_names[a->transport]);
     if (a->mode != BATON_NATIVE && s->slots)

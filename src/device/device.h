@@ -31,6 +31,11 @@ int device_open(const char *name, struct device **out, struct baton_error *e);
 void device_close(struct device *d); /* NULL and half-built are fine */
 const struct baton_caps *device_caps(const struct device *d);
 
+/* What a device of compiled programs can do, by its name; false for any other name. */
+bool device_static(const char *name, struct baton_caps *out);
+/* The narrowest of a device's programs that takes n rows; 0 where it has none that does. */
+uint32_t device_width(const struct baton_caps *caps, uint32_t n_rows);
+
 /* Start n_threads workers (0 = one a core that this process may use). */
 int device_start(struct device *d, unsigned n_threads, struct baton_error *e);
 

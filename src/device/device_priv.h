@@ -41,6 +41,7 @@ struct device_impl {
     bool (*pin)(struct device *d, void *p, size_t bytes); /* NULL: of no use */
     void (*unpin)(struct device *d, void *p);
     bool after_fork; /* opened in the process that computes, never before its fork */
+    bool compiles;   /* programs of fixed widths; opening takes next to nothing */
     bool numbered;   /* "name:N" is card N, handed to open as the argument "card" */
 };
 
@@ -95,9 +96,10 @@ int device_batch_check(const struct baton_caps *caps, const struct device_graph 
 int device_arg_check(const char *name, const struct device_arg *args, unsigned n_args,
                      const char *const *keys, struct baton_error *e);
 
-extern const struct device_impl device_cpu_ref; /* cpu/scalar.c */
-extern const struct device_impl device_cpu;     /* cpu/init.c */
-extern const struct device_impl device_cuda;    /* cuda/load.c */
+extern const struct device_impl device_cpu_ref;  /* cpu/scalar.c */
+extern const struct device_impl device_cpu;      /* cpu/init.c */
+extern const struct device_impl device_cuda;     /* cuda/load.c */
+extern const struct device_impl device_npu_rngd; /* npu/device.c */
 
 /* bf16 is the upper half of a float32; conversion rounds to nearest even, NaN stays NaN. */
 static inline float device_bf16_to_f32(uint16_t h)

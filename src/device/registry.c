@@ -13,10 +13,7 @@
 
 /* In the order in which they are listed; ends with NULL. A device adds its own line. */
 static const struct device_impl *const impls[] = {
-    &device_cpu,
-    &device_cpu_ref,
-    &device_cuda,
-    NULL,
+    &device_cpu, &device_cpu_ref, &device_cuda, &device_npu_rngd, NULL,
 };
 
 void device_list(device_list_fn fn, void *ctx)
@@ -135,6 +132,26 @@ int device_open(const char *name, struct device **out, struct baton_error *e)
     if (why[0])
         return base_fail(e, BATON_ERR_DEVICE, "device %s is absent: %s", impl->name, why);
     return impl->open(args, n_args, out, e);
+}
+
+bool device_static(const char *name, struct baton_caps *out)
+{
+    struct device_arg card;
+    struct device *d = NULL;
+    const struct device_impl *impl = find_impl(name, strcspn(name, ","), &card);
+    if (!impl || !impl->compiles || device_open(name, &d, NULL))
+        return false;
+    *out = d->caps;
+    device_close(d);
+    return true;
+}
+
+uint32_t device_width(const struct baton_caps *caps, uint32_t n_rows)
+{
+    for (uint32_t i = 0; i < BATON_MAX_WIDTHS && caps->widths[i]; i++)
+        if (n_rows <= caps->widths[i])
+            return caps->widths[i];
+    return 0;
 }
 
 int device_arg_check(const char *name, const struct device_arg *args, unsigned n_args,

@@ -109,6 +109,9 @@ static int check_device(struct baton_engine *en, uint32_t chunk, struct baton_er
     if (chunk > caps->max_rows)
         return base_fail(e, BATON_ERR_USAGE, "chunks of %u rows asked for, device %s takes %u",
                          chunk, caps->name, caps->max_rows);
+    if (chunk && caps->whole_prompt)
+        return base_fail(e, BATON_ERR_USAGE, "device %s takes whole prompts, not chunks of %u",
+                         caps->name, chunk);
     en->chunk = chunk ? chunk : caps->max_rows;
     return 0;
 }

@@ -18,6 +18,22 @@ static int check_ids(const int32_t *ids, size_t n, uint32_t vocab, const char *w
     return 0;
 }
 
+/* A device of whole prompts has a widest program, and nothing else can follow it. */
+static int check_width(const struct baton_engine *en, size_t n_ids, struct baton_error *e)
+{
+    const struct baton_caps *caps = device_caps(en->binding->device);
+    char list[96] = "";
+    size_t used = 0;
+    if (!caps->whole_prompt || n_ids <= caps->max_rows)
+        return 0;
+    for (uint32_t i = 0; i < BATON_MAX_WIDTHS && caps->widths[i] && used < sizeof list; i++)
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%u", i ? ", " : "",
+                                 caps->widths[i]);
+    return base_fail(e, BATON_ERR_INPUT,
+                     "the prompt has %zu tokens; device %s has programs of width %s", n_ids,
+                     caps->name, list);
+}
+
 static int check_room(const struct baton_engine *en, const struct baton_request_options *o,
                       struct baton_error *e)
 {
@@ -51,6 +67,8 @@ static int check(const struct baton_engine *en, const struct baton_request_optio
     if (en->role == BATON_PRODUCER && o->kv_save)
         return base_fail(e, BATON_ERR_USAGE, "a producer does not save: the consumer does");
     int rc = check_room(en, o, e);
+    if (rc == 0 && en->role != BATON_CONSUMER)
+        rc = check_width(en, o->n_ids, e);
     if (rc == 0)
         rc = check_ids(o->ids, o->n_ids, en->vocab, "prompt", e);
     return rc ? rc : check_ids(o->force, o->n_force, en->vocab, "forced", e);

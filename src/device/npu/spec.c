@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* npu: what the emulated device can do, and the keys of its name. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/npu/npu_priv.h"
+
+static const uint32_t widths[] = {128, 1024, 2048, 8192};
+enum { N_WIDTHS = sizeof widths / sizeof *widths };
+
+static void fill_caps(struct baton_caps *caps)
+{
+    struct baton_caps cpu = {0};
+    char unused[128];
+    device_cpu.probe(&cpu, unused);
+    caps->struct_size = sizeof *caps;
+    snprintf(caps->name, sizeof caps->name, "npu:rngd");
+    snprintf(caps->detail, sizeof caps->detail,
+             "static graphs of 128, 1024, 2048 and 8192 rows, computed on the cpu; bf16");
+    snprintf(caps->numerics, sizeof caps->numerics, "npu-rngd-emulated-1 on %.30s", cpu.numerics);
+    caps->emulated = caps->prefill = caps->host_kv = caps->layer_export = true;
+    caps->whole_prompt = true;
+    caps->kv_dtype = BATON_BF16;
+    caps->kv_block = NPU_PAGE;
+    caps->max_lanes = 1;
+    caps->memory_bytes = cpu.memory_bytes;
+    memcpy(caps->widths, widths, sizeof widths);
+    caps->max_rows = widths[N_WIDTHS - 1];
+}
+
+void device_npu_probe(struct baton_caps *caps, char why[128])
+{
+    fill_caps(caps);
+    why[0] = '\0';
+}
+
+static int number(const struct device_arg *a, uint32_t max, uint32_t *out, struct baton_error *e)
+{
+    char *end;
+    unsigned long n = strtoul(a->value, &end, 10);
+    if (a->value[0] < '0' || a->value[0] > '9' || *end || n == 0 || n > max)
+        return base_fail(e, BATON_ERR_USAGE, "npu:rngd: %s is '%s', not a number of 1 to %u",
+                         a->key, a->value, max);
+    *out = (uint32_t)n;
+    return 0;
+}
+
+/* One program instead of the narrowest that fits. */
+static int force_width(const struct device_arg *a, struct baton_caps *caps, struct baton_error *e)
+{
+    uint32_t width = 0;
+    int rc = number(a, widths[N_WIDTHS - 1], &width, e);
+    for (uint32_t i = 0; i < N_WIDTHS && rc == 0; i++)
+        if (widths[i] == width) {
+            memset(caps->widths, 0, sizeof caps->widths);
+            caps->widths[0] = caps->max_rows = width;
+            return 0;
+        }
+    return rc ? rc
+              : base_fail(e, BATON_ERR_USAGE,
+                          "npu:rngd: no program of width %u; there are: 128, 1024, 2048, 8192",
+                          width);
+}
+
+int device_npu_spec(const struct device_arg *args, unsigned n_args, struct npu_device *d,
+                    struct baton_error *e)
+{
+    static const char *const keys[] = {"width", "parts", "fault", NULL};
+    fill_caps(&d->base.caps);
+    d->part_layers = NPU_PART;
+    int rc = device_arg_check("npu:rngd", args, n_args, keys, e);
+    for (unsigned i = 0; i < n_args && rc == 0; i++) {
+        if (!strcmp(args[i].key, "width"))
+            rc = force_width(&args[i], &d->base.caps, e);
+        else if (!strcmp(args[i].key, "parts"))
+            rc = number(&args[i], 512, &d->part_layers, e);
+        else
+            rc = device_npu_fault_find(args[i].value, &d->fault, e);
+    }
+    return rc;
+}
