@@ -3,13 +3,19 @@
 
 usage: serve.py (BATON_BINARY: the program, BATON_SOURCE_ROOT: the tree)
 """
+import http.client
+import json
+import os
+import shutil
 import signal
 import socket
+import ssl
+import subprocess
 import tempfile
 import threading
 import time
 
-from serve_rig import Server, main, native, slow_socket
+from serve_rig import BATON, PATIENCE, Server, Skip, main, model, native, slow_socket
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = {"prompt": [5, 6, 7, 8], "max_tokens": 4000, "ignore_eos": True, "temperature": 0, "stream": True}
@@ -58,6 +64,30 @@ def concurrent_streams_are_native(rng):
         assert ids_of(chunks) == want["ids"], (ids, ids_of(chunks), want["ids"])
         assert chunks[0]["choices"][0]["prompt_token_ids"] == ids
         assert text_of(chunks) == want["text"]
+
+
+def many_clients_all_get_theirs(rng):
+    """200 clients on four lanes, in order: none starves, none gets another's tokens."""
+    asks = [(random_ids(rng, rng.randrange(1, 100)), rng.randrange(4, 12)) for _ in range(10)]
+    want = [native("gemma3-tiny", ids, n, "--ignore-eos")["ids"] for ids, n in asks]
+    got = [None] * 200
+
+    def one(i):
+        ids, n = asks[i % 10]
+        got[i] = s.stream(COMPLETIONS, {"prompt": ids, "max_tokens": n, "temperature": 0,
+                                        "ignore_eos": True, "return_token_ids": True})
+
+    with Server("gemma3-tiny", "--lanes", "4") as s:
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(200)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        s.wait_idle()
+        steps = [s.metric("baton:decode_steps_total", lanes=str(i)) for i in range(1, 5)]
+        assert steps[3] > sum(steps[:3]), steps
+    for i in range(200):
+        assert ids_of(got[i]) == want[i % 10], (i, asks[i % 10])
 
 
 def whole_and_stream_agree(rng):
@@ -238,6 +268,48 @@ def keys_are_asked_for(rng):
             assert s.ask("/health")[0] == 200 and s.ask("/v1/models")[0] == 401
 
 
+def https(rng):
+    if not shutil.which("openssl"):
+        raise Skip("the openssl program, which makes a certificate, is not installed")
+    with tempfile.TemporaryDirectory() as tmp:
+        cert, key = os.path.join(tmp, "cert.pem"), os.path.join(tmp, "key.pem")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert,
+                        "-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+                       check=True, capture_output=True)
+        with Server("gemma3-tiny", "--tls-cert", cert, "--tls-key", key) as s:
+            s.connect = lambda: http.client.HTTPSConnection(
+                s.host, s.port, timeout=PATIENCE, context=ssl.create_default_context(cafile=cert))
+            ask = {"prompt": "The capital of France", "temperature": 0, "max_tokens": 6}
+            whole = s.good(COMPLETIONS, ask)["choices"][0]["text"]
+            assert "Paris" in whole and text_of(s.stream(COMPLETIONS, ask)) == whole
+            c = s.connect()
+            c.request("POST", COMPLETIONS, json.dumps(LONG))
+            assert c.getresponse().read(100)
+            c.sock.shutdown(socket.SHUT_RDWR)
+            c.close()
+            s.wait_idle()
+            assert s.metric("baton:requests_cancelled_total") == 1
+
+
+def bad_flags_are_named(rng):
+    def refused(status, word, *args):
+        r = subprocess.run([BATON, "serve", *args], capture_output=True, text=True, timeout=PATIENCE)
+        assert r.returncode == status and word in r.stderr, (args, r.returncode, r.stderr)
+
+    tiny = ("-m", model("gemma3-tiny"), "--port", "0")
+    refused(2, "-m")
+    refused(2, "--role prefill is not built", *tiny, "--role", "prefill")
+    refused(2, "--host", *tiny, "--host", "nowhere")
+    refused(2, "--served-name", *tiny, "--served-name", 'a"b')
+    refused(2, "--tls-cert", *tiny, "--tls-cert", "x")
+    refused(2, "--lanes", *tiny, "--lanes", "9")
+    refused(2, "not built", *tiny, "--kv-port", "1")
+    refused(2, "holds no key", *tiny, "--api-key-file", "/dev/null")
+    refused(3, "x.pem", *tiny, "--tls-cert", "x.pem", "--tls-key", "x.pem")
+    with Server() as s:
+        refused(3, f"port {s.port}", "-m", model("gemma3-tiny"), "--port", str(s.port))
+
+
 def full_queue_is_429(rng):
     with Server("gemma3-tiny", "--lanes", "1", "--max-queue", "2") as s:
         runs = [slow_socket(s, COMPLETIONS, LONG) for _ in range(3)]
@@ -251,14 +323,15 @@ def full_queue_is_429(rng):
 
 
 def vanished_clients_leave_nothing(rng):
-    with Server("gemma3-tiny", "--lanes", "4") as s:
+    with Server("gemma3-tiny", "--lanes", "4", "--max-queue", "400") as s:
         s.good(COMPLETIONS, {"prompt": "a", "max_tokens": 1})
         s.wait_idle()
         fds = s.metric("process_open_fds")
-        for _ in range(4):
+        for _ in range(10):
             clients = [slow_socket(s, COMPLETIONS, dict(LONG, stream=rng.random() < 0.7, n=rng.choice([1, 1, 3])))
-                       for _ in range(20)]
-            s.wait("lanes are busy", lambda: s.metric("baton:lanes_active") == 4)
+                       for _ in range(100)]
+            s.wait("all are there", lambda: s.metric("baton:http_requests_open") == 101
+                   and s.metric("baton:lanes_active") == 4)
             rng.shuffle(clients)
             for c in clients:
                 if rng.random() < 0.3:  # a reset instead of a good end
@@ -266,7 +339,7 @@ def vanished_clients_leave_nothing(rng):
                 c.close()
             s.wait_idle()
         s.wait("descriptors are back", lambda: s.metric("process_open_fds") == fds)
-        assert s.metric("baton:requests_cancelled_total") == 80
+        assert s.metric("baton:requests_cancelled_total") == 1000
         ids = random_ids(rng, 20)
         after = s.good(COMPLETIONS, {"prompt": ids, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
                                      "return_token_ids": True})
@@ -318,6 +391,7 @@ def draining_finishes_what_runs(rng):
     run.close()
 
 
-main([concurrent_streams_are_native, whole_and_stream_agree, choices_and_seeds, stop_strings, log_probabilities,
-      bad_values_are_named, paths_sizes_and_connections, keys_are_asked_for, full_queue_is_429,
+main([concurrent_streams_are_native, many_clients_all_get_theirs, whole_and_stream_agree, choices_and_seeds, stop_strings, log_probabilities,
+      bad_values_are_named, paths_sizes_and_connections, keys_are_asked_for, https,
+      bad_flags_are_named, full_queue_is_429,
       vanished_clients_leave_nothing, slow_readers_hold_no_lane, draining_finishes_what_runs])
