@@ -156,6 +156,22 @@ static void print_handoff(const struct model_config *c, const struct baton_stats
             ms(s->transfer_ns), ms(s->exposed_ns), ms(s->import_ns), ms(s->verify_ns));
 }
 
+static void print_times(const struct run_result *r, const struct baton_stats *s)
+{
+    fprintf(stderr, "time     load %.0f ms, ", ms(r->load_ns));
+    if (s->prefill_ns) /* none where it was cancelled before, or the cache came from a file */
+        fprintf(stderr, "prefill %.1f ms for %u tokens (%.0f tokens/s), ", ms(s->prefill_ns),
+                s->prompt_tokens, s->prompt_tokens / (ms(s->prefill_ns) / 1e3));
+    if (s->output_tokens)
+        fprintf(stderr, "first token after %.1f ms\n", ms(s->ttft_ns));
+    else
+        fprintf(stderr, "no token\n");
+    if (s->output_tokens > 1)
+        fprintf(
+            stderr, "         decode %u tokens, %.1f tokens/s, between tokens %.2f ms (median)\n",
+            s->output_tokens, (s->output_tokens - 1) / (ms(s->decode_ns) / 1e3), ms(s->itl_p50_ns));
+}
+
 void cli_run_report_text(const struct run_args *a, struct baton_model *bm,
                          const struct run_result *r)
 {
@@ -182,14 +198,6 @@ void cli_run_report_text(const struct run_args *a, struct baton_model *bm,
         print_handoff(c, s);
     else if (s->reason[0])
         fprintf(stderr, "handoff  %s: %s\n", s->verdict, s->reason);
-    fprintf(stderr,
-            "time     load %.0f ms, prefill %.1f ms for %u tokens (%.0f tokens/s), first "
-            "token after %.1f ms\n",
-            ms(r->load_ns), ms(s->prefill_ns), s->prompt_tokens,
-            s->prefill_ns ? s->prompt_tokens / (ms(s->prefill_ns) / 1e3) : 0.0, ms(s->ttft_ns));
-    if (s->output_tokens > 1)
-        fprintf(
-            stderr, "         decode %u tokens, %.1f tokens/s, between tokens %.2f ms (median)\n",
-            s->output_tokens, (s->output_tokens - 1) / (ms(s->decode_ns) / 1e3), ms(s->itl_p50_ns));
+    print_times(r, s);
     fprintf(stderr, "finish   %s\n", finish_name(s->finish));
 }
