@@ -5,10 +5,12 @@
  * (so that the checks do not end every run at the door), raw bytes, or an act of the owner.
  * Nothing may crash, every request that was told of ends exactly once, and a request is delivered
  * before its end or not at all. Where the connection has a key the peer has it too: behind the tags
- * everything must hold as it does without. */
+ * everything must hold as it does without. Without a key it may be a Unix socket, over which the
+ * consumer lends a landing region: then no descriptor may stay either. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include "../tests/handoff/wire.h"
 #include "handoff/handoff.h"
@@ -18,6 +20,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 #define IDS 4u
 #define TOKENS 70u /* two leaves */
+#define SLOTS 2u   /* of a landing region, */
+#define SLOT 512u  /* each of so many bytes: a layer's K or V fits */
 
 static const uint8_t secret[32] = "a secret that the peer has too.";
 
@@ -33,6 +37,7 @@ struct run {
     bool claimed[8]; /* consumer: by id, until the offer or the end */
     uint8_t answer;  /* consumer: what on_offer does */
     bool digest, want_logits, producer;
+    bool landing, lent; /* over a Unix socket; the peer, a consumer, said LANDING */
     int32_t ids[TOKENS];
 };
 
@@ -154,13 +159,15 @@ static void owner_step(struct run *r)
 
 /* ---- the peer ------------------------------------------------------------------------------- */
 
-static void deliver(struct run *r, const uint8_t *p, size_t n)
+/* `fd` goes with the first byte; -1 = none does. */
+static void deliver(struct run *r, const uint8_t *p, size_t n, int fd)
 {
     uint8_t sink[4096];
     for (size_t at = 0, moved = 0; at < n; at += moved) {
         struct iovec iov = {(void *)(p + at), n - at};
         moved = 0;
-        if (transport_send(r->peer, &iov, 1, &moved, NULL))
+        if (fd >= 0 && at == 0 ? transport_send_fd(r->peer, &iov, 1, fd, &moved, NULL)
+                               : transport_send(r->peer, &iov, 1, &moved, NULL))
             return;
         handoff_conn_step(r->conn, NULL);
         size_t got = 1;
@@ -172,6 +179,18 @@ static void deliver(struct run *r, const uint8_t *p, size_t n)
     handoff_conn_step(r->conn, NULL);
 }
 
+/* Bodies about the landing region. */
+static void template_landing(struct run *r, uint8_t type, uint8_t *b)
+{
+    if (type == W_LANDING)
+        w_u32(w_u32(w_u32(b, 1), SLOTS), SLOT);
+    if (type == W_CREDIT)
+        w_u32(w_u32(b, 1), take(r) & 3);
+    if (type == W_RESERVE && r->lent)
+        w_u32(w_u32(b + 16, SLOTS), 1);
+    r->lent = r->lent || type == W_LANDING;
+}
+
 /* The body that a frame of this type has when all is well. */
 static uint32_t template(struct run *r, uint8_t type, uint8_t *b, uint32_t *payload)
 {
@@ -179,6 +198,8 @@ static uint32_t template(struct run *r, uint8_t type, uint8_t *b, uint32_t *payl
                                        16, 32, 264, 256, 0, 96, 32,  16};
     uint8_t slot = 0;
     *payload = 0;
+    if (r->landing)
+        template_landing(r, type, b);
     if (type == W_OFFER)
         return wire_offer_body(b, TOKENS, r->digest);
     if (type == W_LAYER) {
@@ -187,6 +208,10 @@ static uint32_t template(struct run *r, uint8_t type, uint8_t *b, uint32_t *payl
         uint32_t count = slot & 2 ? 2 : slot & 4 ? TOKENS - 64 : slot & 8 ? TOKENS : 64;
         wire_layer_body(b, slot >> 1 & 1, slot & 1, first, count);
         *payload = 4 * count;
+        if (r->landing && slot & 16) { /* placed, in one of the slots or behind them */
+            w_u64(w_u32(b + 20, 1), (uint64_t)SLOT * (slot >> 5 & 3));
+            *payload = 0;
+        }
     }
     if (type == W_LOGITS) {
         w_u32(b + 4, 3);
@@ -221,14 +246,18 @@ static void peer_frame(struct run *r)
         if (r->w.tagged)
             wire_tag(&r->w, h, n, payload, h + 48 + n + payload);
     }
-    deliver(r, r->w.data, r->w.n);
+    struct transport_landing *lent = NULL;
+    if (r->landing && type == W_LANDING && !(how & 8))
+        require(!transport_landing_create(SLOTS * SLOT, &lent, NULL));
+    deliver(r, r->w.data, r->w.n, lent ? transport_landing_fd(lent) : -1);
+    transport_landing_close(lent);
 }
 
 static void peer_raw(struct run *r)
 {
     size_t n = take(r);
     n = n < r->left ? n : r->left;
-    deliver(r, r->in, n);
+    deliver(r, r->in, n, -1);
     r->in += n;
     r->left -= n;
 }
@@ -253,7 +282,18 @@ static void greet(struct run *r, uint8_t mode)
         r->w.tag_payload = mode & 128;
         wire_frame(&r->w, W_HEARTBEAT, 0, NULL, 0, NULL, 0, false);
     }
-    deliver(r, r->w.data, r->w.n);
+    deliver(r, r->w.data, r->w.n, -1);
+}
+
+static void open_stream(struct run *r, struct transport **mine)
+{
+    int fds[2];
+    if (!r->landing) {
+        require(!transport_inproc_pair(1 << 14, mine, &r->peer, NULL));
+        return;
+    }
+    require(!transport_socketpair(fds, NULL) && !transport_fd_open(fds[0], mine, NULL) &&
+            !transport_fd_open(fds[1], &r->peer, NULL));
 }
 
 static void run_open(struct run *r, uint8_t mode)
@@ -262,10 +302,13 @@ static void run_open(struct run *r, uint8_t mode)
     const struct handoff_options o = {.producer = mode & 1,
                                       .key = mode & 64 ? secret : NULL,
                                       .key_bytes = sizeof secret,
-                                      .tag_payload = (mode & 192) == 192};
+                                      .tag_payload = (mode & 192) == 192,
+                                      .landing_slots = SLOTS,
+                                      .landing_slot_bytes = SLOT};
     const struct handoff_callbacks cb = {on_offer, on_commit, on_reserve,
                                          on_end,   .ctx = r,  .on_claim = on_claim};
     r->producer = mode & 1;
+    r->landing = (mode & 192) == 128;
     r->g = (struct kv_geometry){.n_layers = 2,
                                 .kv_heads = 1,
                                 .head_dim = 2,
@@ -277,8 +320,8 @@ static void run_open(struct run *r, uint8_t mode)
     r->answer = mode >> 3 & 3;
     r->w.capacity = 1 << 12;
     r->w.data = malloc(r->w.capacity);
+    open_stream(r, &mine);
     require(r->w.data && !kv_seq_open(pool_of(&r->g), &r->seq, NULL) &&
-            !transport_inproc_pair(1 << 14, &mine, &r->peer, NULL) &&
             !handoff_conn_open(mine, &o, &cb, &r->conn, NULL));
     if (mode & 1) {
         require(!kv_seq_reserve(r->seq, TOKENS, NULL));
@@ -298,8 +341,17 @@ static void run_open(struct run *r, uint8_t mode)
         greet(r, mode);
 }
 
+/* The lowest descriptor that is free: another one after a run means that one stayed open. */
+static int free_fd(void)
+{
+    int fd = dup(STDERR_FILENO);
+    close(fd);
+    return fd;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
+    int fd = free_fd();
     struct run r = {.in = data, .left = n};
     run_open(&r, take(&r));
     while (r.left) {
@@ -316,7 +368,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         require(r.live[i] == 0);
     transport_close(r.peer);
     kv_seq_close(r.seq);
-    require(kv_pool_used(pool_of(&r.g)) == 0);
+    require(kv_pool_used(pool_of(&r.g)) == 0 && free_fd() == fd);
     free(r.w.data);
     return 0;
 }
