@@ -32,7 +32,7 @@ void engine_load(const struct baton_engine *en, struct engine_load *out)
         .lanes = en->lanes,
         .lanes_used = atomic_load(&en->lanes_used),
         .ctx = en->ctx,
-        .blocks = en->max_blocks,
+        .blocks = kv_pool_capacity(en->pool),
         .blocks_used = atomic_load(&en->blocks_used),
         .block_positions = KV_BLOCK,
     };

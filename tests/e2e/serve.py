@@ -313,6 +313,7 @@ def bad_flags_are_named(rng):
 def full_queue_is_429(rng):
     with Server("gemma3-tiny", "--lanes", "1", "--max-queue", "2") as s:
         runs = [slow_socket(s, COMPLETIONS, LONG) for _ in range(3)]
+        s.wait("pages are used", lambda: 0 < s.metric("vllm:kv_cache_usage_perc") <= 1)
         s.wait("two wait", lambda: s.metric("vllm:num_requests_waiting") == 2)
         status, doc, headers = s.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1})
         assert status == 429 and doc["error"]["code"] == "queue_full" and headers["Retry-After"]
