@@ -127,8 +127,9 @@ struct baton_engine_options {
                            (port 0 picks one) or "unix:PATH"; NULL = nowhere. Off loopback it takes
                            a key: BATON_ERR_USAGE. BATON_ERR_IO where the address is taken */
     uint64_t lease_ns;  /* of tickets; 0 = 30 s */
-    uint64_t dead_ns;   /* a peer that is silent for so long is dead; 0 = 10 s. Both ends need not
-                           have the same: heartbeats go four times in it, at least each second */
+    uint64_t dead_ns;   /* a peer that is silent for so long is dead; 0 = 10 s. Heartbeats go each
+                           second, or four times in it where that is more often; ends whose
+                           heartbeats are too rare for the other do not connect */
     bool tag_payload;   /* authenticate payload too, not its digests alone (docs/wire.md,
                            Authentication). As soon as one end asks; needs a key */
 };
@@ -211,7 +212,7 @@ struct baton_request_options {
     float repetition_penalty;                  /* over prompt and output; 0 or 1 = off */
     float presence_penalty, frequency_penalty; /* over the output; 0 = off */
     uint32_t choice; /* the random numbers of another choice of the same seed */
-    /* Told that baton_next has something: a token, or the end. NULL = nobody. Called by the engine
+    /* Told that baton_next has something: a token, or the end; or that baton_ticket has. NULL = nobody. Called by the engine
      * thread with the request locked, so it may not block nor call back; it has returned for good
      * when baton_request_close returns. */
     void (*notify)(void *ctx);
@@ -267,7 +268,7 @@ int baton_ticket_renew(struct baton_engine *en, const char *from, const char *ti
 int baton_ticket_release(struct baton_engine *en, const char *from, const char *ticket,
                          struct baton_error *e);
 /* Free the handle and let the request go on: one with `hold` waits on for its consumer, any other
- * runs to its end. NULL is fine. */
+ * runs to its end. notify is not called any more. NULL is fine. */
 void baton_request_detach(struct baton_request *r);
 
 /* Timings of one request, ns, from acceptance by submit(); what did not happen is 0. */

@@ -90,8 +90,6 @@ int baton_engine_open(struct baton_model *m, const struct baton_engine_options *
 {
     struct baton_engine_options mine;
     int rc = take_options(&mine, sizeof mine, o, o->struct_size, "baton_engine_options", e);
-    if (rc == 0 && (mine.no_peer || mine.listen || mine.lease_ns))
-        rc = base_fail(e, BATON_ERR_UNSUPPORTED, "pulls by ticket are not built yet");
     return rc ? rc : engine_open(m, &mine, out, e);
 }
 
@@ -105,8 +103,6 @@ int baton_submit(struct baton_engine *en, const struct baton_request_options *o,
 {
     struct baton_request_options mine;
     int rc = take_options(&mine, sizeof mine, o, o->struct_size, "baton_request_options", e);
-    if (rc == 0 && (mine.hold || mine.ticket || mine.from))
-        rc = base_fail(e, BATON_ERR_UNSUPPORTED, "pulls by ticket are not built yet");
     return rc ? rc : engine_submit(en, &mine, out, e);
 }
 
@@ -133,45 +129,33 @@ int baton_request_stats(struct baton_request *r, struct baton_stats *out)
 
 const char *baton_engine_address(const struct baton_engine *en)
 {
-    (void)en;
-    return NULL;
+    return en->io.listener ? handoff_listener_address(en->io.listener) : NULL;
 }
 
 int baton_ticket_stats(struct baton_engine *en, struct baton_ticket_stats *out)
 {
-    (void)en;
-    (void)out;
-    return BATON_ERR_UNSUPPORTED;
+    return engine_ticket_stats(en, out);
 }
 
 int baton_ticket(struct baton_request *r, struct baton_ticket *out, int64_t timeout_ns,
                  struct baton_error *e)
 {
-    (void)r;
-    (void)out;
-    (void)timeout_ns;
-    return base_fail(e, BATON_ERR_UNSUPPORTED, "tickets are not built yet");
+    return engine_request_ticket(r, out, timeout_ns, e);
 }
 
 int baton_ticket_renew(struct baton_engine *en, const char *from, const char *ticket,
                        struct baton_error *e)
 {
-    (void)en;
-    (void)from;
-    (void)ticket;
-    return base_fail(e, BATON_ERR_UNSUPPORTED, "tickets are not built yet");
+    return engine_ticket_tell(en, false, from, ticket, e);
 }
 
 int baton_ticket_release(struct baton_engine *en, const char *from, const char *ticket,
                          struct baton_error *e)
 {
-    (void)en;
-    (void)from;
-    (void)ticket;
-    return base_fail(e, BATON_ERR_UNSUPPORTED, "tickets are not built yet");
+    return engine_ticket_tell(en, true, from, ticket, e);
 }
 
 void baton_request_detach(struct baton_request *r)
 {
-    engine_request_put(r);
+    engine_request_detach(r);
 }

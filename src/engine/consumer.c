@@ -76,7 +76,7 @@ static int check_ids(const struct engine_ask *a, const struct engine_offer *o,
 static void pair(struct baton_engine *en, struct engine_session *s, struct engine_offer *o)
 {
     struct baton_error e;
-    s->serial = o->serial;
+    s->serial = o->serial; /* a claim's is the same */
     s->lent = true;
     s->state = ENGINE_PAIRED;
     int rc = check_identity(en, &o->identity, &e);
@@ -87,6 +87,17 @@ static void pair(struct baton_engine *en, struct engine_session *s, struct engin
     free(o);
     if (rc)
         engine_session_fail(en, s, &e);
+}
+
+/* The session that an offer is for, NULL where there is none (yet). */
+static struct engine_session *find_unpaired(struct baton_engine *en, const struct engine_offer *o)
+{
+    struct engine_session *s = en->sessions;
+    while (s && !(s->state == ENGINE_UNPAIRED &&
+                  (o->claimed ? s->lent && s->serial == o->serial
+                              : !s->request->ask.pull && s->request->ask.id == o->id)))
+        s = s->next;
+    return s;
 }
 
 static struct engine_offer *take_offer(struct baton_engine *en, uint64_t id)
@@ -129,6 +140,12 @@ void engine_consumer_start(struct baton_engine *en, struct engine_session *s)
 {
     uint64_t id = s->request->ask.id;
     s->state = ENGINE_UNPAIRED;
+    if (s->request->ask.pull) {
+        s->serial = ++en->serial;
+        s->lent = true;
+        engine_post(en, ENGINE_CLAIM, s, NULL);
+        return;
+    }
     recall(&en->cancelled, id);
     bool withdrawn = recall(&en->withdrawn, id);
     struct engine_offer *o = take_offer(en, id);
@@ -145,12 +162,13 @@ void engine_consumer_start(struct baton_engine *en, struct engine_session *s)
 
 void engine_consumer_offered(struct baton_engine *en, struct engine_offer *o)
 {
-    struct engine_session *s = en->sessions;
-    recall(&en->withdrawn, o->id);
-    while (s && !(s->state == ENGINE_UNPAIRED && s->request->ask.id == o->id))
-        s = s->next;
+    struct engine_session *s = find_unpaired(en, o);
+    if (!o->claimed)
+        recall(&en->withdrawn, o->id);
     if (s) {
         pair(en, s, o);
+    } else if (o->claimed) { /* given up meanwhile, and the I/O thread knows */
+        free(o);
     } else if (recall(&en->cancelled, o->id)) {
         struct engine_message m = {.kind = ENGINE_REFUSE, .id = o->id, .serial = o->serial};
         base_fail(&m.why, BATON_ERR_CANCELLED, "cancelled at the consumer");
@@ -294,7 +312,9 @@ static void note_result(const struct baton_engine *en, struct engine_session *s)
     note_start(s->request, c);
     st->prefill_ns = c->prefill_ns;
     st->transfer_ns = r->last_byte_ns - r->first_byte_ns;
-    if (c->compute_end_ns && r->last_byte_ns > c->compute_end_ns)
+    if (s->request->ask.pull)
+        st->exposed_ns = st->transfer_ns;
+    else if (c->compute_end_ns && r->last_byte_ns > c->compute_end_ns)
         st->exposed_ns = r->last_byte_ns - c->compute_end_ns;
     st->import_ns = r->import_ns;
     st->verify_ns = r->verify_ns;
@@ -311,10 +331,29 @@ static void note_result(const struct baton_engine *en, struct engine_session *s)
     strcpy(st->verdict, r->digested ? "verified" : "off");
 }
 
+/* No offer came of a claim: whoever pulls is told the cases apart by their codes. On the wire
+ * INTEGRITY and BUSY are the issuer's words for a forged ticket and one that another has claimed;
+ * IO and TIMEOUT are of the dial. */
+static void no_offer(const struct baton_error *why, struct baton_error *out)
+{
+    if (why->code == BATON_ERR_INTEGRITY || why->code == BATON_ERR_BUSY ||
+        why->code == BATON_ERR_STALE)
+        base_fail(out, BATON_ERR_STALE, "the producer refused the %.220s", why->text);
+    else if (why->code == BATON_ERR_IO || why->code == BATON_ERR_TIMEOUT)
+        base_fail(out, BATON_ERR_PEER, "the producer can't be reached: %.200s", why->text);
+    else
+        *out = *why;
+}
+
 void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
                            const struct baton_error *why)
 {
     struct baton_error e;
+    if (why->code && s->state == ENGINE_UNPAIRED) {
+        no_offer(why, &e);
+        engine_consumer_failed(en, s, &e);
+        return;
+    }
     if (why->code) {
         engine_consumer_failed(en, s, why);
         return;

@@ -84,9 +84,16 @@ static int set_role(struct baton_engine *en, const struct baton_engine_options *
     if (o->ctx > c->max_positions)
         return base_fail(e, BATON_ERR_USAGE, "a context of %u asked for, the model has %u", o->ctx,
                          c->max_positions);
-    if (o->role != BATON_BOTH && !o->link && fcntl(o->peer_fd, F_GETFD) < 0)
+    if (o->no_peer && (o->link || o->role == BATON_BOTH))
+        return base_fail(e, BATON_ERR_USAGE, "no_peer is for a producer or consumer without link");
+    if (o->listen && o->role != BATON_PRODUCER)
+        return base_fail(e, BATON_ERR_USAGE, "a producer alone listens for those who have tickets");
+    if (o->role != BATON_BOTH && !o->no_peer && !o->link && fcntl(o->peer_fd, F_GETFD) < 0)
         return base_fail(e, BATON_ERR_USAGE, "peer_fd %d is not an open descriptor", o->peer_fd);
     en->role = o->role;
+    en->no_peer = o->no_peer;
+    en->lease_ns = o->lease_ns ? o->lease_ns : 30000000000u;
+    en->listens = o->listen != NULL;
     en->digest = !o->no_digest;
     en->lanes = o->lanes ? o->lanes : 1;
     en->vocab = c->vocab;
@@ -117,7 +124,8 @@ static int check_device(struct baton_engine *en, uint32_t chunk, struct baton_er
 }
 
 /* Producer and consumer keep twice as many sequences as lanes, within the same pages, so that one
- * request travels while another computes. */
+ * request travels while another computes; a producer that listens four times as many, since held
+ * requests wait for their consumers. */
 static int open_pool(struct baton_engine *en, struct baton_error *e)
 {
     const struct baton_caps *caps = device_caps(en->binding->device);
@@ -126,7 +134,7 @@ static int open_pool(struct baton_engine *en, struct baton_error *e)
     if (positions > INT32_MAX)
         return base_fail(e, BATON_ERR_NOMEM, "a KV cache of %u lanes with %u positions", en->lanes,
                          en->ctx);
-    en->max_seqs = en->role == BATON_BOTH ? en->lanes : 2 * en->lanes;
+    en->max_seqs = en->role == BATON_BOTH ? en->lanes : en->listens ? 4 * en->lanes : 2 * en->lanes;
     en->max_blocks = en->lanes * ((en->ctx + KV_BLOCK - 1) / KV_BLOCK);
     engine_geometry(model_config_of(en->model->model), caps->kv_dtype, &en->geometry);
     int rc = kv_pool_open(&en->pool, &en->geometry, (uint32_t)positions, en->max_seqs, chunk, e);
@@ -141,6 +149,14 @@ static int open_pool(struct baton_engine *en, struct baton_error *e)
     return rc;
 }
 
+static int open_tickets(struct baton_engine *en, const struct baton_engine_options *o,
+                        struct baton_error *e)
+{
+    const struct handoff_tickets_options to = {
+        .key = o->key, .key_bytes = o->key_bytes, .lease_ns = en->lease_ns};
+    return en->role == BATON_PRODUCER ? handoff_tickets_open(&to, &en->tickets, e) : 0;
+}
+
 static int open_parts(struct baton_engine *en, const struct baton_engine_options *o,
                       struct baton_error *e)
 {
@@ -150,6 +166,8 @@ static int open_parts(struct baton_engine *en, const struct baton_engine_options
         rc = base_queue_open(&en->inbox, sizeof(struct engine_message), ENGINE_QUEUE, e);
     if (rc == 0)
         rc = base_queue_open(&en->outbox, sizeof(struct engine_message), ENGINE_QUEUE, e);
+    if (rc == 0)
+        rc = open_tickets(en, o, e);
     if (rc == 0)
         rc = model_sampler_open(en->vocab, &en->sampler, e);
     if (rc == 0)
@@ -174,8 +192,9 @@ static int start_thread(pthread_t *t, void *(*fn)(void *), struct baton_engine *
 static int open_peer(struct baton_engine *en, const struct baton_engine_options *o,
                      struct baton_error *e)
 {
-    int fd = o->link ? -1 : fcntl(o->peer_fd, F_DUPFD_CLOEXEC, 0);
-    if (!o->link && fd < 0)
+    bool own = o->link || o->no_peer;
+    int fd = own ? -1 : fcntl(o->peer_fd, F_DUPFD_CLOEXEC, 0);
+    if (!own && fd < 0)
         return base_fail_errno(e, BATON_ERR_IO, errno, "peer_fd %d", o->peer_fd);
     int rc = engine_io_open(en, fd, o, e);
     if (rc) {
@@ -199,7 +218,7 @@ static int start(struct baton_engine *en, const struct baton_engine_options *o,
         rc = start_thread(&en->thread, engine_thread, en, e);
         en->thread_on = rc == 0;
     }
-    if (rc == 0 && en->role != BATON_BOTH && !o->link)
+    if (rc == 0 && en->role != BATON_BOTH && !o->link && !o->no_peer)
         close(o->peer_fd);
     return rc;
 }
@@ -230,7 +249,7 @@ int engine_open(struct baton_model *m, const struct baton_engine_options *o,
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
     if (rc) {
-        if (!en->io.conn) /* else the connection has it */
+        if (!en->io.peers[0].conn) /* else the connection has it */
             handoff_link_close((struct transport *)o->link);
         engine_close(en);
         return rc;
@@ -255,6 +274,7 @@ void engine_close(struct baton_engine *en)
         pthread_join(en->io_thread, NULL);
     }
     engine_io_close(en);
+    handoff_tickets_close(en->tickets);
     device_program_close(en->program);
     if (en->logits_pinned)
         device_unpin(en->binding->device, en->logits);

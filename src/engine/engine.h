@@ -4,8 +4,9 @@
  * Per engine two threads. The *engine thread* owns sessions, lanes, the page pool and the device,
  * without locks: it takes commands from a bounded queue, runs one prefill chunk or one decode step
  * over all active lanes at a time, and hands tokens to requests. The *I/O thread* (producer and
- * consumer roles) owns the handoff connection; it touches only pages that the engine thread lent it
- * and tells it by message when it is done. Callers' threads own nothing but their request handles.
+ * consumer roles) owns the handoff connections; it touches only pages that the engine thread lent
+ * it and tells it by message when it is done. Callers' threads own nothing but their request
+ * handles.
  *
  * What other rooms may use beyond baton/baton.h stands below.
  */

@@ -23,6 +23,8 @@
 #define ENGINE_MAX_OPEN (ENGINE_MAX_LANES + ENGINE_MAX_WAITING)
 #define ENGINE_MAX_OFFERS (ENGINE_MAX_OPEN + 64u) /* of one peer, answered or not */
 #define ENGINE_MAX_OFFERED_IDS (4u << 20)         /* in all offers together: 16 MiB */
+#define ENGINE_MAX_PEERS 64u                      /* connections of an engine */
+#define ENGINE_MAX_TOLD 64u                       /* renewals and releases of callers under way */
 #define ENGINE_MAX_ROWS 8u /* rows of logits that wait for a slow caller; then its lane pauses */
 #define ENGINE_DEFAULT_CTX 8192u
 #define ENGINE_CONTENT_BYTES (64u << 20) /* checkpoints up to here are always hashed */
@@ -87,6 +89,10 @@ struct engine_ask {
     uint32_t max_tokens, min_tokens;
     enum baton_mode mode;
     bool ignore_eos, want_logits, local_prefill;
+    bool hold;                      /* producer: keep it for a ticket */
+    bool pull;                      /* consumer: by `ticket` */
+    uint8_t ticket[HANDOFF_TICKET]; /* of whom listens at `from` */
+    char *from;                     /* NULL = the fixed peer */
     struct model_sampling sampling;
     uint32_t choice;
     void (*notify)(void *ctx); /* NULL = nobody */
@@ -114,6 +120,8 @@ struct baton_request {
     uint32_t n, cap, taken;
     uint32_t n_rows; /* rows of logits among those that wait */
     float *current;  /* the row that the caller looks at */
+    bool held;       /* `ticket` is filled in */
+    struct baton_ticket ticket;
     bool over;
     struct baton_error error; /* code 0 = ended well */
     struct baton_stats stats;
@@ -135,7 +143,12 @@ int engine_request_next(struct baton_request *r, struct baton_token *out, int64_
                         struct baton_error *e);
 void engine_request_cancel(struct baton_request *r);
 void engine_request_close(struct baton_request *r);
+void engine_request_detach(struct baton_request *r);
 int engine_request_stats(struct baton_request *r, struct baton_stats *out);
+/* Engine thread: its prefill is over, this stands for it. */
+void engine_request_hold(struct baton_request *r, const struct baton_ticket *t);
+int engine_request_ticket(struct baton_request *r, struct baton_ticket *out, int64_t timeout_ns,
+                          struct baton_error *e);
 
 /* ---- sessions ----------------------------------------------------------------------------- */
 
@@ -143,7 +156,8 @@ enum engine_state {
     ENGINE_WAITING,   /* to prefill here: for pages and a lane */
     ENGINE_PREFILL,   /* chunks run */
     ENGINE_PREFILLED, /* producer: pages lent until the peer acknowledged */
-    ENGINE_UNPAIRED,  /* consumer: no offer yet */
+    ENGINE_HELD,      /* producer: prefilled, its ticket waits for a claim */
+    ENGINE_UNPAIRED,  /* consumer: no offer yet; its claim is out where it pulls */
     ENGINE_PAIRED,    /* consumer: offer accepted, waits for pages */
     ENGINE_IMPORT,    /* consumer: pages lent to the I/O thread */
     ENGINE_IMPORTED,  /* consumer: verified, waits for a lane */
@@ -161,6 +175,7 @@ struct engine_ids {
 struct engine_offer {
     struct engine_offer *next;
     uint64_t id, serial;
+    bool claimed; /* the answer to a claim: `serial` is the session's */
     struct handoff_identity identity;
     struct kv_geometry geometry;
     uint32_t n_ids;
@@ -171,7 +186,8 @@ struct engine_session {
     struct engine_session *next; /* in order of submission */
     struct baton_request *request;
     enum engine_state state;
-    uint64_t serial; /* of its offer */
+    uint64_t serial; /* of its offer or claim */
+    bool ticketed;   /* producer: the book has an entry for it */
     bool lent;       /* the I/O thread knows it and will send ENDED */
     int lane;        /* -1 = none */
     struct kv_seq *seq;
@@ -252,7 +268,8 @@ enum engine_kind {
     ENGINE_OFFERED,  /* offer, owned by the receiver */
     ENGINE_RESERVED, /* id: the peer has pages */
     ENGINE_ENDED,    /* id, why: the request is over at the connection */
-    ENGINE_DEAD,     /* why: the connection is; all its requests were ended before */
+    ENGINE_DEAD,     /* why: the fixed peer is; all its requests were ended before */
+    ENGINE_CLAIMED,  /* ticket: answered with exactly one OFFER or ABORT of this serial */
     /* to the I/O thread */
     ENGINE_OFFER,   /* session */
     ENGINE_LAYER,   /* id, view, layer, first, n */
@@ -260,18 +277,30 @@ enum engine_kind {
     ENGINE_RESERVE, /* session */
     ENGINE_REFUSE,  /* id, why */
     ENGINE_ABORT,   /* id, why */
+    ENGINE_CLAIM,   /* session */
+    ENGINE_DIALED,  /* nothing: a peer has answered, or does not */
     ENGINE_STOP,
+    /* callers, to the engine thread of a producer or the I/O thread of a consumer: ticket, from
+     * (owned by the receiver) */
+    ENGINE_RENEW,
+    ENGINE_RELEASE,
 };
 
 struct engine_message {
     enum engine_kind kind;
-    uint64_t id, serial; /* serial tells a request from a later one of the same id */
+    uint64_t id, serial; /* serial tells a request from all others of the engine */
     struct engine_session *session;
     struct engine_offer *offer;
     struct baton_kv_view view;
     uint32_t layer, first, n;
+    uint64_t heard_ns; /* ENDED: when anything was last heard of the peer */
+    uint8_t ticket[HANDOFF_TICKET];
+    char *from;
     struct baton_error why;
 };
+
+/* Serials that the I/O thread gave, to offers and claims of others, have this bit. */
+#define ENGINE_IO_SERIAL (1ull << 63)
 
 /* Both ways have room for all that can be under way, besides LAYER: the I/O thread never waits for
  * the engine thread, the engine thread may wait for the I/O thread. */
@@ -279,29 +308,85 @@ struct engine_message {
 
 /* ---- I/O thread --------------------------------------------------------------------------- */
 
-/* A request at the connection. */
+/* A connection. The first one is the fixed peer of the engine's options; others were accepted, or
+ * dialed for a pull. Waiting for an answer to a dial is a thread's of its own. */
+struct engine_peer {
+    struct baton_engine *engine; /* callbacks are given the peer */
+    bool used;
+    struct handoff_conn *conn; /* NULL: being dialed; the fixed peer: none, or dead */
+    char *address;             /* dialed: where to; else NULL */
+    uint64_t claims;           /* made here so far */
+    uint64_t idle_ns;          /* dialed: since when nothing is under way; 0 = something is */
+    struct baton_error why;    /* fixed: why there is no connection. dialed: why it failed */
+    bool dialing;
+    pthread_t dialer;
+    atomic_bool answered; /* by the dialer: transport and why are there */
+    struct transport *transport;
+};
+
+/* A request at a connection. */
 struct engine_io_entry {
     bool used;
-    uint64_t id, serial;
+    struct engine_peer *peer;
+    uint64_t id, serial; /* id: at this connection */
     uint32_t n_ids;
-    struct engine_session *session; /* NULL: an offer that waits */
+    struct engine_session *session; /* NULL: an offer that waits, or nothing to do with one */
     bool wants_logits;
+    bool claim; /* begun by CLAIM, of this end or the other */
+    /* producer: a claim that ended before the engine thread's answer to it came. It is kept until
+     * then, so that those who claim and abort without end can't fill the queues. */
+    bool answered, over;
+    /* consumer: it waits for a dial, and is sent then; `tell` not 0: to be claimed and given back
+     * at once, with this code */
+    bool waits;
+    int tell;
+    uint8_t ticket[HANDOFF_TICKET];
 };
 
 struct engine_io {
-    struct handoff_conn *conn;
+    struct handoff_options options;
+    uint8_t key[HANDOFF_MAX_KEY];
+    struct transport_listener *listener; /* NULL = none */
+    uint64_t accept_after_ns;            /* accepting failed: not before */
+    struct engine_peer peers[ENGINE_MAX_PEERS];
     struct engine_io_entry entries[ENGINE_MAX_OFFERS];
-    uint64_t serial; /* consumer: of the last offer */
-    bool dead, stop;
-    struct baton_error why;
+    uint64_t serial; /* of the last offer or claim that came */
+    bool stop;
 };
 
-/* The connection, over `fd`, which is its own on success, or over the options' link where that is
- * not NULL. */
+/* As the options say: the fixed peer over `fd`, which is its own on success, or over their link
+ * where that is not NULL; the listener. */
 int engine_io_open(struct baton_engine *en, int fd, const struct baton_engine_options *o,
                    struct baton_error *e);
 void engine_io_close(struct baton_engine *en); /* after its thread ended; half-built is fine */
 void *engine_io_thread(void *engine);
+/* Tell the engine thread of a request. */
+void engine_io_tell(struct baton_engine *en, enum engine_kind kind,
+                    const struct engine_io_entry *entry, const struct baton_error *why);
+/* An entry that its connection is done with. */
+void engine_io_end(struct baton_engine *en, struct engine_io_entry *entry,
+                   const struct baton_error *why);
+/* Send what waited for this peer's connection. */
+void engine_io_dialed(struct engine_peer *p);
+
+/* peers.c. The peer at an address, dialed where there is none yet; NULL = the fixed one. */
+int engine_peer_get(struct baton_engine *en, const char *from, struct engine_peer **out,
+                    struct baton_error *e);
+/* Take the answers of dials, accept who waits, let go of what is idle. */
+void engine_peers_turn(struct baton_engine *en);
+/* Let every connection do what it can; those that died are taken care of. */
+void engine_peers_step(struct baton_engine *en);
+bool engine_peers_busy(const struct baton_engine *en);
+/* What to wait for, and how long at most; `fds` has room for 2 * ENGINE_MAX_PEERS + 1. */
+int engine_peers_poll(struct baton_engine *en, struct pollfd *fds, uint64_t *timeout_ns);
+void engine_peers_close(struct baton_engine *en);
+
+/* callbacks.c */
+extern const struct handoff_callbacks engine_callbacks; /* ctx: a peer */
+struct engine_io_entry *engine_io_find(struct engine_peer *p, uint64_t id);
+struct engine_io_entry *engine_io_add(struct engine_peer *p, uint64_t id, uint64_t serial);
+/* A point at which tests stop or kill this process, or give the request up ("fail"). */
+void engine_io_point(struct engine_peer *p, uint64_t id, const char *name);
 
 /* ---- engine ------------------------------------------------------------------------------- */
 
@@ -312,6 +397,8 @@ struct baton_engine {
     struct device_program *program;
     enum baton_role role;
     uint32_t lanes, ctx, chunk, vocab;
+    bool no_peer, listens;         /* no_peer: there is no fixed one */
+    uint64_t lease_ns;             /* of tickets */
     uint32_t max_blocks, max_seqs; /* budget: pages of lanes * ctx positions, open sequences */
     bool digest;
     struct kv_geometry geometry;
@@ -330,11 +417,15 @@ struct baton_engine {
     atomic_bool stopping;
     atomic_uint blocks_used, lanes_used;
     atomic_ullong steps_by_lanes[ENGINE_MAX_LANES + 1];
-    pthread_mutex_t admit; /* open_ids, n_open */
+    atomic_uint n_told, n_peers; /* renewals and releases under way; connections */
+    atomic_uint tickets_open, tickets_claimed;
+    atomic_ullong issued, fetched, expired, given_up, refused; /* tickets */
+    pthread_mutex_t admit;                                     /* open_ids, n_open */
     uint64_t open_ids[ENGINE_MAX_OPEN];
     uint32_t n_open;
     /* engine thread */
     struct engine_session *sessions;
+    struct handoff_tickets *tickets; /* producer */
     struct engine_session *lane[ENGINE_MAX_LANES];
     struct engine_offer *offers;
     uint32_t n_blocks, n_seqs; /* committed */
@@ -345,7 +436,7 @@ struct baton_engine {
     struct engine_ids cancelled; /* consumer: given up before their offer came */
     struct engine_ids withdrawn; /* consumer: whose offer went before their submit came */
     uint32_t n_tracks;           /* requests that the trace has seen */
-    bool dead;                   /* the connection; `dead_why` says why */
+    bool dead;                   /* the fixed peer; `dead_why` says why */
     struct baton_error dead_why;
     /* I/O thread */
     struct engine_io io;
@@ -386,6 +477,8 @@ int engine_start_prefill(struct baton_engine *en, struct engine_session *s, uint
                          struct baton_error *e);
 /* producer.c */
 void engine_producer_start(struct baton_engine *en, struct engine_session *s);
+/* As before anything was sent of it. */
+void engine_producer_reset(const struct baton_engine *en, struct engine_session *s);
 void engine_producer_admit(struct baton_engine *en);
 /* Give the I/O thread every position of `layer` that can be sent when `computed` are there. */
 void engine_producer_layer(struct baton_engine *en, struct engine_session *s, uint32_t layer,
@@ -393,6 +486,25 @@ void engine_producer_layer(struct baton_engine *en, struct engine_session *s, ui
 /* After the last chunk, with its row in s->row. */
 void engine_producer_prefilled(struct baton_engine *en, struct engine_session *s);
 void engine_producer_reserved(struct baton_engine *en, struct engine_session *s);
+
+/* held.c: requests that wait for whoever has their ticket; producer, engine thread */
+void engine_held_ready(struct baton_engine *en, struct engine_session *s);
+void engine_held_claimed(struct baton_engine *en, const struct engine_message *m);
+/* Its claimant is gone, or gave it back. */
+void engine_held_returned(struct baton_engine *en, struct engine_session *s,
+                          const struct baton_error *why, uint64_t heard_ns);
+void engine_held_told(struct baton_engine *en, const struct engine_message *m);
+/* Give up those whose lease ended. */
+void engine_held_expire(struct baton_engine *en);
+/* Nanoseconds until the next lease ends, UINT64_MAX = none will. */
+uint64_t engine_held_due(const struct baton_engine *en);
+/* The session is over. */
+void engine_held_over(struct baton_engine *en, struct engine_session *s, enum baton_finish finish,
+                      const struct baton_error *why);
+/* Callers */
+int engine_ticket_tell(struct baton_engine *en, bool release, const char *from, const char *ticket,
+                       struct baton_error *e);
+int engine_ticket_stats(struct baton_engine *en, struct baton_ticket_stats *out);
 
 /* consumer.c */
 void engine_consumer_start(struct baton_engine *en, struct engine_session *s);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The I/O thread: the connection's owner. It turns messages into calls of handoff and handoff's
- * callbacks into messages, and never waits for the engine thread: what may be under way is bounded
- * (entries, ids), and the queues have room for all of it.
+/* The I/O thread: the connections' owner (peers.c). It turns messages into calls of handoff and
+ * handoff's callbacks (callbacks.c) into messages, and never waits for the engine thread.
  *
- * A connection that ended takes its requests with it, once each; the thread stays to answer for
+ * A connection that ended takes its own requests with it, once each; the thread stays to answer for
  * what is still submitted.
  */
 #include <poll.h>
@@ -15,220 +14,202 @@
 
 #define FLUSH_NS 1000000000u /* at most this long for an ACK or ABORT to leave when closing */
 
-static struct engine_io_entry *find(struct engine_io *io, uint64_t id)
-{
-    for (size_t i = 0; i < ENGINE_MAX_OFFERS; i++)
-        if (io->entries[i].used && io->entries[i].id == id)
-            return &io->entries[i];
-    return NULL;
-}
-
 /* The very request that a message is about; NULL where it ended meanwhile. */
-static struct engine_io_entry *find_serial(struct engine_io *io, const struct engine_message *m)
-{
-    struct engine_io_entry *en = find(io, m->id);
-    return en && en->serial == m->serial ? en : NULL;
-}
-
-static struct engine_io_entry *add(struct engine_io *io, uint64_t id, uint64_t serial)
+static struct engine_io_entry *find_serial(struct engine_io *io, uint64_t serial)
 {
     for (size_t i = 0; i < ENGINE_MAX_OFFERS; i++)
-        if (!io->entries[i].used) {
-            io->entries[i] = (struct engine_io_entry){.used = true, .id = id, .serial = serial};
+        if (io->entries[i].used && !io->entries[i].tell && io->entries[i].serial == serial)
             return &io->entries[i];
-        }
     return NULL;
 }
 
-static void tell(struct baton_engine *en, enum engine_kind kind, uint64_t id, uint64_t serial,
-                 const struct baton_error *why)
+/* A request that never came to have an entry. */
+static void tell_ended(struct baton_engine *en, const struct engine_message *m,
+                       const struct baton_error *why)
 {
-    struct engine_message m = {.kind = kind, .id = id, .serial = serial};
-    if (why)
-        m.why = *why;
-    base_queue_push_wait(en->inbox, &m);
+    const struct engine_message ended = {
+        .kind = ENGINE_ENDED, .id = m->id, .serial = m->serial, .why = *why};
+    base_queue_push_wait(en->inbox, &ended);
 }
 
-/* A point at which tests stop or kill this process, or give the request up ("fail"). */
-static void point(struct baton_engine *en, uint64_t request, const char *name)
+/* ---- offers ------------------------------------------------------------------------------- */
+
+static int send_offer(struct baton_engine *en, struct engine_io_entry *entry, struct baton_error *e)
 {
-    static const struct baton_error why = {BATON_ERR_INTERNAL, "a probe point gave it up"};
-    if (base_probe(name))
-        handoff_abort(en->io.conn, request, &why);
-}
-
-/* ---- callbacks ---------------------------------------------------------------------------- */
-
-static bool room_for(const struct engine_io *io, uint32_t n_ids)
-{
-    uint64_t ids = n_ids;
-    for (size_t i = 0; i < ENGINE_MAX_OFFERS; i++)
-        if (io->entries[i].used)
-            ids += io->entries[i].n_ids;
-    return ids <= ENGINE_MAX_OFFERED_IDS;
-}
-
-static struct engine_offer *copy_offer(const struct handoff_offer *o)
-{
-    struct engine_offer *mine = base_try_alloc(1, sizeof *mine + (size_t)o->n_ids * sizeof *o->ids,
-                                               NULL);
-    if (!mine)
-        return NULL;
-    mine->id = o->request;
-    mine->identity = o->identity;
-    mine->geometry = o->geometry;
-    mine->n_ids = o->n_ids;
-    memcpy(mine->ids, o->ids, (size_t)o->n_ids * sizeof *o->ids);
-    return mine;
-}
-
-static void on_offer(void *ctx, const struct handoff_offer *o)
-{
-    static const struct baton_error full = {BATON_ERR_BUSY, "too many offers at the consumer"};
-    static const struct baton_error closing = {BATON_ERR_CANCELLED, "the consumer closes"};
-    struct baton_engine *en = ctx;
-    struct engine_io *io = &en->io;
-    struct engine_offer *mine = NULL;
-    struct engine_io_entry *entry = NULL;
-    bool stopping = atomic_load(&en->stopping); /* then nobody reads the inbox any more */
-    if (!stopping && !find(io, o->request) && room_for(io, o->n_ids))
-        mine = copy_offer(o);
-    if (mine)
-        entry = add(io, o->request, io->serial + 1);
-    if (!entry) {
-        free(mine);
-        handoff_refuse(io->conn, o->request, stopping ? &closing : &full, NULL);
-        return;
-    }
-    entry->n_ids = o->n_ids;
-    mine->serial = ++io->serial;
-    struct engine_message m = {.kind = ENGINE_OFFERED, .offer = mine};
-    base_queue_push_wait(en->inbox, &m);
-    point(en, o->request, "consumer-offered");
-}
-
-static void on_reserve(void *ctx, uint64_t request, uint32_t held, bool wants_logits)
-{
-    struct baton_engine *en = ctx;
-    struct engine_io_entry *entry = find(&en->io, request);
-    if (!entry)
-        return;
-    entry->wants_logits = wants_logits;
-    atomic_store(&entry->session->reserved, true);
-    tell(en, ENGINE_RESERVED, request, entry->serial, NULL);
-    point(en, request, "producer-reserved");
-}
-
-/* The session is lent to this thread from RESERVE to ENDED: its result is written in place. */
-static void on_commit(void *ctx, uint64_t request, const struct handoff_result *result)
-{
-    struct baton_engine *en = ctx;
-    struct engine_io_entry *entry = find(&en->io, request);
-    if (!entry || !entry->session)
-        return;
-    struct engine_session *s = entry->session;
-    const struct handoff_commit *c = &result->commit;
-    if (s->row && (!c->logits || c->vocab != en->vocab))
-        return; /* not committed: ENDED makes it an error */
-    s->result = *result;
-    s->result.commit.logits = NULL;
-    if (s->row)
-        memcpy(s->row, c->logits, (size_t)en->vocab * sizeof *s->row);
-    s->committed = true;
-    point(en, request, "consumer-committed");
-}
-
-static void on_piece(void *ctx, const struct handoff_moved *m)
-{
-    struct baton_engine *en = ctx;
-    engine_trace_piece(en, m);
-    point(en, m->request, en->role == BATON_PRODUCER ? "producer-piece" : "consumer-piece");
-}
-
-static void on_end(void *ctx, uint64_t request, const struct baton_error *why)
-{
-    struct baton_engine *en = ctx;
-    struct engine_io_entry *entry = find(&en->io, request);
-    if (!entry)
-        return;
-    entry->used = false;
-    tell(en, ENGINE_ENDED, request, entry->serial, why);
-}
-
-/* ---- messages ----------------------------------------------------------------------------- */
-
-static int send_offer(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
-{
-    const struct engine_ask *a = &s->request->ask;
+    const struct engine_ask *a = &entry->session->request->ask;
     struct handoff_offer o = {
-        .request = a->id,
+        .request = entry->id,
         .identity = en->model->identity,
         .geometry = en->geometry,
         .ids = a->ids,
         .n_ids = a->n_ids,
         .max_new = a->max_tokens,
-        .stream = a->mode == BATON_STREAM,
+        .stream = a->mode == BATON_STREAM && !a->hold,
         .digest = en->digest,
     };
-    return handoff_offer(en->io.conn, &o, e);
+    return handoff_offer(entry->peer->conn, &o, e);
 }
 
+/* The entry of an offer: a new one at the fixed peer, or that of the claim which it answers. NULL:
+ * over, and the engine thread knows or is told here. */
+static struct engine_io_entry *offer_entry(struct baton_engine *en, const struct engine_message *m)
+{
+    static const struct baton_error full = {BATON_ERR_BUSY, "too many requests at the connection"};
+    struct engine_peer *p = en->io.peers;
+    if (m->serial & ENGINE_IO_SERIAL)
+        return find_serial(&en->io, m->serial);
+    struct engine_io_entry *entry = p->conn ? engine_io_add(p, m->id, m->serial) : NULL;
+    if (!entry)
+        tell_ended(en, m, p->conn ? &full : &p->why);
+    return entry;
+}
+
+/* The session is not looked at before it is sure that it is still there. */
 static void take_offer(struct baton_engine *en, const struct engine_message *m)
 {
+    struct engine_io_entry *entry = offer_entry(en, m);
     struct baton_error e;
-    struct engine_io *io = &en->io;
-    if (io->dead) {
-        tell(en, ENGINE_ENDED, m->id, m->serial, &io->why);
+    if (!entry)
         return;
-    }
-    struct engine_io_entry *entry = add(io, m->id, m->serial);
-    int rc = entry ? 0 : base_fail(&e, BATON_ERR_BUSY, "too many requests at the connection");
-    if (rc == 0) {
-        entry->session = m->session;
-        rc = send_offer(en, m->session, &e);
-    }
-    /* A connection that failed inside has told by on_end already, and the entry is gone. */
-    if (rc && entry && find_serial(io, m))
+    entry->answered = true;
+    if (entry->over) {
         entry->used = false;
-    else if (rc && entry)
         return;
-    if (rc)
-        tell(en, ENGINE_ENDED, m->id, m->serial, &e);
-    else
-        point(en, m->id, "producer-offered");
+    }
+    entry->session = m->session;
+    uint64_t id = entry->id;
+    struct engine_peer *p = entry->peer;
+    bool claim = entry->claim;
+    int rc = send_offer(en, entry, &e);
+    /* A connection that failed inside has told by on_end already, and the entry is gone. */
+    if (rc && find_serial(&en->io, m->serial) == entry) {
+        if (claim)
+            handoff_abort(p->conn, id, &e);
+        else
+            engine_io_end(en, entry, &e);
+    } else if (rc == 0) {
+        engine_io_point(p, id, "producer-offered");
+    }
 }
 
-/* What a request in progress asks for. A refusal of handoff's own is a reason to give it up. */
-static void take_step(struct baton_engine *en, const struct engine_message *m)
+/* ---- claims ------------------------------------------------------------------------------- */
+
+static void send_claim(struct engine_io_entry *entry)
 {
-    struct engine_io *io = &en->io;
-    struct engine_io_entry *entry = find_serial(io, m);
+    struct engine_peer *p = entry->peer;
+    uint64_t serial = entry->serial, id = entry->id;
     struct baton_error e;
-    int rc = 0;
-    if (!entry || io->dead)
-        return;
-    if (m->kind == ENGINE_LAYER) {
-        rc = handoff_layer(io->conn, m->id, m->layer, &m->view, m->first, m->n, &e);
-    } else if (m->kind == ENGINE_COMMIT) {
+    struct baton_error back = {entry->tell, "not fetched now"};
+    entry->waits = false;
+    int rc = handoff_claim(p->conn, id, entry->ticket, &e);
+    if (rc && find_serial(&p->engine->io, serial) == entry)
+        engine_io_end(p->engine, entry, &e);
+    else if (entry->tell) {
+        entry->used = false;
+        handoff_abort(p->conn, id, &back);
+    } else {
+        engine_io_point(p, id, "consumer-claimed");
+    }
+}
+
+void engine_io_dialed(struct engine_peer *p)
+{
+    struct engine_io *io = &p->engine->io;
+    for (size_t i = 0; i < ENGINE_MAX_OFFERS && p->conn; i++)
+        if (io->entries[i].used && io->entries[i].peer == p && io->entries[i].waits)
+            send_claim(&io->entries[i]);
+}
+
+/* Ids of claims lie where those of a fixed peer's offers hardly are. */
+static int add_claim(struct baton_engine *en, const char *from, const uint8_t *ticket,
+                     uint64_t serial, int tell, struct baton_error *e)
+{
+    struct engine_peer *p;
+    int rc = engine_peer_get(en, from, &p, e);
+    if (rc)
+        return rc;
+    struct engine_io_entry *entry = engine_io_add(p, ++p->claims | ENGINE_IO_SERIAL, serial);
+    if (!entry)
+        return base_fail(e, BATON_ERR_NOMEM, "too many requests at the connection");
+    entry->claim = entry->waits = true;
+    entry->tell = tell;
+    memcpy(entry->ticket, ticket, sizeof entry->ticket);
+    if (p->conn)
+        send_claim(entry);
+    return 0;
+}
+
+static void take_claim(struct baton_engine *en, const struct engine_message *m)
+{
+    const struct engine_ask *a = &m->session->request->ask;
+    struct baton_error e;
+    if (add_claim(en, a->from, a->ticket, m->serial, 0, &e))
+        tell_ended(en, m, &e);
+}
+
+/* A claim that is given back at once renews the lease, or gives the request up. */
+static void take_told(struct baton_engine *en, const struct engine_message *m)
+{
+    struct baton_error e;
+    int code = m->kind == ENGINE_RELEASE ? BATON_ERR_CANCELLED : BATON_ERR_BUSY;
+    add_claim(en, m->from, m->ticket, 0, code, &e);
+    free(m->from);
+    atomic_fetch_sub(&en->n_told, 1);
+}
+
+/* ---- steps -------------------------------------------------------------------------------- */
+
+static int take_step(struct engine_io_entry *entry, const struct engine_message *m,
+                     struct baton_error *e)
+{
+    struct handoff_conn *conn = entry->peer->conn;
+    uint64_t id = entry->id;
+    if (m->kind == ENGINE_LAYER)
+        return handoff_layer(conn, id, m->layer, &m->view, m->first, m->n, e);
+    if (m->kind == ENGINE_REFUSE)
+        return handoff_refuse(conn, id, &m->why, e);
+    if (m->kind == ENGINE_COMMIT) {
         struct handoff_commit c = m->session->commit;
         if (!entry->wants_logits)
             c.logits = NULL;
-        rc = handoff_commit(io->conn, m->id, &c, &e);
-    } else if (m->kind == ENGINE_RESERVE) {
-        entry->session = m->session;
-        rc = handoff_reserve(io->conn, m->id, kv_seq_views(m->session->seq), m->session->held,
-                             m->session->row != NULL, &e);
-    } else if (m->kind == ENGINE_REFUSE) {
-        rc = handoff_refuse(io->conn, m->id, &m->why, &e);
-    } else if (m->kind == ENGINE_ABORT) {
-        handoff_abort(io->conn, m->id, &m->why);
+        if (entry->claim)
+            c.compute_end_ns = 0; /* nothing that the transfer could be seen beside */
+        return handoff_commit(conn, id, &c, e);
     }
-    if (rc && find_serial(io, m))
-        handoff_abort(io->conn, m->id, &e);
+    if (m->kind == ENGINE_RESERVE) {
+        entry->session = m->session;
+        return handoff_reserve(conn, id, kv_seq_views(m->session->seq), m->session->held,
+                               m->session->row != NULL, e);
+    }
+    handoff_abort(conn, id, &m->why);
+    return 0;
+}
+
+/* What a request in progress asks for. A refusal of handoff's own is a reason to give it up. */
+static void take_request(struct baton_engine *en, const struct engine_message *m)
+{
+    struct engine_io_entry *entry = find_serial(&en->io, m->serial);
+    struct baton_error e;
+    if (!entry)
+        return;
+    struct engine_peer *p = entry->peer;
+    uint64_t id = entry->id;
+    entry->answered = true;
+    if (entry->over) {
+        entry->used = false;
+        return;
+    }
+    if (!p->conn) { /* given up while it is dialed */
+        engine_io_end(en, entry, &m->why);
+        return;
+    }
+    int rc = take_step(entry, m, &e);
+    if (rc && find_serial(&en->io, m->serial))
+        handoff_abort(p->conn, id, &e);
     else if (m->kind == ENGINE_COMMIT)
-        point(en, m->id, "producer-commit");
+        engine_io_point(p, id, "producer-commit");
     else if (m->kind == ENGINE_RESERVE)
-        point(en, m->id, "consumer-reserved");
+        engine_io_point(p, id, "consumer-reserved");
 }
 
 static void take_messages(struct baton_engine *en)
@@ -239,37 +220,24 @@ static void take_messages(struct baton_engine *en)
             en->io.stop = true;
         else if (m.kind == ENGINE_OFFER)
             take_offer(en, &m);
-        else
-            take_step(en, &m);
+        else if (m.kind == ENGINE_CLAIM)
+            take_claim(en, &m);
+        else if (m.kind == ENGINE_RENEW || m.kind == ENGINE_RELEASE)
+            take_told(en, &m);
+        else if (m.kind != ENGINE_DIALED)
+            take_request(en, &m);
     }
 }
 
 /* ---- the loop ----------------------------------------------------------------------------- */
 
-static void step(struct baton_engine *en)
-{
-    struct engine_io *io = &en->io;
-    if (io->dead || handoff_conn_step(io->conn, &io->why) == 0)
-        return;
-    io->dead = true;
-    handoff_conn_close(io->conn);
-    io->conn = NULL;
-    /* Whatever handoff_conn_step did not end itself; each at most once, since entries go. */
-    for (size_t i = 0; i < ENGINE_MAX_OFFERS; i++)
-        if (io->entries[i].used)
-            on_end(en, io->entries[i].id, &io->why);
-    tell(en, ENGINE_DEAD, 0, 0, &io->why);
-}
-
-/* Until something arrives, there is room to write, the connection wants its step, or `limit_ns`. */
+/* Until something arrives, there is room to write, a connection wants its step, or `limit_ns`. */
 static void wait_for_work(struct baton_engine *en, uint64_t limit_ns)
 {
-    struct engine_io *io = &en->io;
-    struct pollfd fds[3] = {{base_queue_fd(en->outbox), POLLIN, 0}};
-    uint64_t timeout = UINT64_MAX;
-    int n = 1;
-    if (!io->dead)
-        n += handoff_conn_poll(io->conn, fds + 1, &timeout);
+    struct pollfd fds[2 * ENGINE_MAX_PEERS + 2];
+    uint64_t timeout;
+    int n = 1 + engine_peers_poll(en, fds + 1, &timeout);
+    fds[0] = (struct pollfd){base_queue_fd(en->outbox), POLLIN, 0};
     if (timeout > limit_ns)
         timeout = limit_ns;
     struct timespec ts = {(time_t)(timeout / 1000000000u), (long)(timeout % 1000000000u)};
@@ -280,34 +248,11 @@ static void flush(struct baton_engine *en)
 {
     uint64_t end = base_now_ns() + FLUSH_NS;
     for (uint64_t now = base_now_ns(); now < end; now = base_now_ns()) {
-        step(en);
-        if (en->io.dead || !handoff_conn_busy(en->io.conn))
+        engine_peers_step(en);
+        if (!engine_peers_busy(en))
             return;
         wait_for_work(en, end - now);
     }
-}
-
-int engine_io_open(struct baton_engine *en, int fd, const struct baton_engine_options *eo,
-                   struct baton_error *e)
-{
-    const struct handoff_options o = {
-        .producer = en->role == BATON_PRODUCER,
-        .key = eo->key,
-        .key_bytes = eo->key_bytes,
-        .dead_ns = eo->dead_ns,
-        .tag_payload = eo->tag_payload,
-    };
-    const struct handoff_callbacks cb = {
-        .on_offer = on_offer,
-        .on_commit = on_commit,
-        .on_reserve = on_reserve,
-        .on_end = on_end,
-        .on_piece = on_piece,
-        .ctx = en,
-    };
-    if (eo->link) /* the public name of a transport's end */
-        return handoff_conn_open((struct transport *)eo->link, &o, &cb, &en->io.conn, e);
-    return handoff_conn_open_fd(fd, &o, &cb, &en->io.conn, e);
 }
 
 void *engine_io_thread(void *arg)
@@ -315,7 +260,8 @@ void *engine_io_thread(void *arg)
     struct baton_engine *en = arg;
     while (!en->io.stop) {
         take_messages(en);
-        step(en);
+        engine_peers_turn(en);
+        engine_peers_step(en);
         if (!en->io.stop)
             wait_for_work(en, UINT64_MAX);
     }
@@ -323,15 +269,71 @@ void *engine_io_thread(void *arg)
     return NULL;
 }
 
+/* ---- life --------------------------------------------------------------------------------- */
+
+static int copy_options(struct baton_engine *en, const struct baton_engine_options *eo,
+                        struct baton_error *e)
+{
+    struct engine_io *io = &en->io;
+    io->options = (struct handoff_options){
+        .producer = en->role == BATON_PRODUCER,
+        .key = eo->key ? io->key : NULL,
+        .key_bytes = eo->key_bytes,
+        .dead_ns = eo->dead_ns,
+        .tag_payload = eo->tag_payload,
+    };
+    if (eo->key && (eo->key_bytes < HANDOFF_MIN_KEY || eo->key_bytes > HANDOFF_MAX_KEY))
+        return base_fail(e, BATON_ERR_USAGE, "a key of %zu bytes, %u to %u are possible",
+                         eo->key_bytes, HANDOFF_MIN_KEY, HANDOFF_MAX_KEY);
+    if (eo->tag_payload && !eo->key)
+        return base_fail(e, BATON_ERR_USAGE, "tags over payload need a key");
+    if (eo->key)
+        memcpy(io->key, eo->key, eo->key_bytes);
+    return 0;
+}
+
+static int open_fixed(struct baton_engine *en, int fd, const struct baton_engine_options *eo,
+                      struct baton_error *e)
+{
+    struct engine_peer *p = en->io.peers;
+    struct handoff_callbacks cb = engine_callbacks;
+    cb.ctx = p;
+    base_fail(&p->why, BATON_ERR_USAGE, "the engine was opened without a peer");
+    if (eo->no_peer)
+        return 0;
+    /* A link is the public name of a transport's end. */
+    int rc = eo->link ? handoff_conn_open((struct transport *)eo->link, &en->io.options, &cb,
+                                          &p->conn, e)
+                      : handoff_conn_open_fd(fd, &en->io.options, &cb, &p->conn, e);
+    if (rc == 0)
+        atomic_fetch_add(&en->n_peers, 1);
+    return rc;
+}
+
+int engine_io_open(struct baton_engine *en, int fd, const struct baton_engine_options *eo,
+                   struct baton_error *e)
+{
+    en->io.peers[0].engine = en;
+    en->io.peers[0].used = true;
+    int rc = copy_options(en, eo, e);
+    if (rc == 0 && eo->listen)
+        rc = handoff_listen(eo->listen, &en->io.options, &en->io.listener, e);
+    return rc ? rc : open_fixed(en, fd, eo, e);
+}
+
 void engine_io_close(struct baton_engine *en)
 {
     struct engine_message m;
-    if (en->io.conn)
-        handoff_conn_close(en->io.conn);
+    engine_peers_close(en);
+    base_forget(en->io.key, sizeof en->io.key);
     /* Offers that nobody took: in the queue, and held. */
-    while (en->inbox && base_queue_pop(en->inbox, &m, 0))
+    while (en->inbox && base_queue_pop(en->inbox, &m, 0)) {
         if (m.kind == ENGINE_OFFERED)
             free(m.offer);
+        free(m.from);
+    }
+    while (en->outbox && base_queue_pop(en->outbox, &m, 0))
+        free(m.from);
     for (struct engine_offer *o = en->offers, *next; o; o = next) {
         next = o->next;
         free(o);

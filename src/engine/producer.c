@@ -20,14 +20,25 @@ static void reset_sent(const struct baton_engine *en, struct engine_session *s)
         s->sent[l] = kv_retained_first(&en->geometry, l, s->request->ask.n_ids);
 }
 
+/* Not while the I/O thread has it: a RESERVE that comes meanwhile would be forgotten. */
+void engine_producer_reset(const struct baton_engine *en, struct engine_session *s)
+{
+    reset_sent(en, s);
+    atomic_store(&s->reserved, false);
+    s->commit_sent = false;
+}
+
 void engine_producer_start(struct baton_engine *en, struct engine_session *s)
 {
-    if (en->dead) {
+    bool hold = s->request->ask.hold;
+    if (en->dead && !hold) {
         engine_session_over(en, s, BATON_FAILED, &en->dead_why);
         return;
     }
-    reset_sent(en, s);
+    engine_producer_reset(en, s);
     s->state = ENGINE_WAITING;
+    if (hold) /* offered to who claims it */
+        return;
     s->serial = ++en->serial;
     s->lent = true;
     engine_post(en, ENGINE_OFFER, s, NULL);
@@ -92,6 +103,10 @@ void engine_producer_prefilled(struct baton_engine *en, struct engine_session *s
     c->prefill_ns = s->stats.prefill_ns;
     engine_session_note_positions(en, s);
     engine_request_publish(s->request, &s->stats);
+    if (s->request->ask.hold) {
+        engine_held_ready(en, s);
+        return;
+    }
     s->state = ENGINE_PREFILLED;
     if (atomic_load(&s->reserved))
         send_rest(en, s);
@@ -105,15 +120,16 @@ void engine_producer_reserved(struct baton_engine *en, struct engine_session *s)
 
 /* ---- admission ---------------------------------------------------------------------------- */
 
-/* Take back the pages of the youngest session that the peer has no room for. Nothing of it was
- * sent; it starts again when there is room. Without this, a producer full of requests whose pages
- * the consumer gave to others would wait for ever, and so would the consumer. */
+/* Take back the pages of the youngest session that the peer has no room for, besides those that a
+ * ticket stands for. Nothing of it was sent; it starts again when there is room. Without this, a
+ * producer full of requests whose pages the consumer gave to others would wait for ever, and so
+ * would the consumer. */
 static bool roll_back(struct baton_engine *en)
 {
     struct engine_session *victim = NULL;
     for (struct engine_session *s = en->sessions; s; s = s->next)
         if ((s->state == ENGINE_PREFILL || s->state == ENGINE_PREFILLED) && !s->commit_sent &&
-            !atomic_load(&s->reserved))
+            !s->ticketed && !atomic_load(&s->reserved))
             victim = s;
     if (!victim)
         return false;

@@ -72,6 +72,8 @@ static int copy_ask(struct engine_ask *a, const struct baton_request_options *o,
     a->ignore_eos = o->ignore_eos;
     a->want_logits = o->want_logits;
     a->local_prefill = o->local_prefill;
+    a->hold = o->hold;
+    a->pull = o->ticket != NULL;
     a->sampling = model_sampling_default();
     a->sampling.temperature = o->temperature;
     a->sampling.top_k = o->top_k;
@@ -90,6 +92,10 @@ static int copy_ask(struct engine_ask *a, const struct baton_request_options *o,
     if (rc == 0)
         rc = copy_ids(o->force, o->n_force, &a->force, e);
     if (rc == 0 && o->kv_save && !(a->kv_save = base_try_strdup(o->kv_save, e)))
+        rc = BATON_ERR_NOMEM;
+    if (rc == 0 && a->pull)
+        rc = handoff_ticket_parse(o->ticket, a->ticket, e);
+    if (rc == 0 && o->from && !(a->from = base_try_strdup(o->from, e)))
         rc = BATON_ERR_NOMEM;
     return rc;
 }
@@ -135,6 +141,7 @@ void engine_request_put(struct baton_request *r)
     free(r->ask.ids);
     free(r->ask.force);
     free(r->ask.kv_save);
+    free(r->ask.from);
     kv_file_close(r->ask.kv_load);
     pthread_cond_destroy(&r->cond);
     pthread_mutex_destroy(&r->lock);
@@ -208,6 +215,15 @@ void engine_request_finish(struct baton_request *r, const struct baton_stats *st
     pthread_mutex_unlock(&r->lock);
 }
 
+void engine_request_hold(struct baton_request *r, const struct baton_ticket *t)
+{
+    pthread_mutex_lock(&r->lock);
+    r->ticket = *t;
+    r->held = true;
+    tell(r);
+    pthread_mutex_unlock(&r->lock);
+}
+
 bool engine_request_stalled(struct baton_request *r)
 {
     if (!r->ask.want_logits)
@@ -226,17 +242,28 @@ static struct timespec deadline(int64_t timeout_ns)
     return (struct timespec){(time_t)(at / 1000000000u), (long)(at % 1000000000u)};
 }
 
-/* With the lock held: until there is a token or nothing follows. */
-static int wait_for_token(struct baton_request *r, int64_t timeout_ns, struct baton_error *e)
+static bool has_token(const struct baton_request *r)
+{
+    return r->taken < r->n;
+}
+
+static bool has_ticket(const struct baton_request *r)
+{
+    return r->held;
+}
+
+/* With the lock held: until it has what is waited for, or nothing follows. */
+static int wait_until(struct baton_request *r, bool (*has)(const struct baton_request *),
+                      const char *what, int64_t timeout_ns, struct baton_error *e)
 {
     struct timespec until = {0};
     if (timeout_ns >= 0)
         until = deadline(timeout_ns);
-    while (r->taken == r->n && !r->over) {
+    while (!has(r) && !r->over) {
         int rc = timeout_ns < 0 ? pthread_cond_wait(&r->cond, &r->lock)
                                 : pthread_cond_timedwait(&r->cond, &r->lock, &until);
-        if (rc == ETIMEDOUT && r->taken == r->n && !r->over)
-            return base_fail(e, BATON_ERR_TIMEOUT, "no token of request %llu within %lld ns",
+        if (rc == ETIMEDOUT && !has(r) && !r->over)
+            return base_fail(e, BATON_ERR_TIMEOUT, "no %s of request %llu within %lld ns", what,
                              (unsigned long long)r->ask.id, (long long)timeout_ns);
     }
     return 0;
@@ -264,7 +291,7 @@ int engine_request_next(struct baton_request *r, struct baton_token *out, int64_
                         struct baton_error *e)
 {
     pthread_mutex_lock(&r->lock);
-    int rc = wait_for_token(r, timeout_ns, e);
+    int rc = wait_until(r, has_token, "token", timeout_ns, e);
     if (rc == 0) {
         free(r->current);
         r->current = NULL;
@@ -281,10 +308,48 @@ int engine_request_next(struct baton_request *r, struct baton_token *out, int64_
     return rc;
 }
 
+int engine_request_ticket(struct baton_request *r, struct baton_ticket *out, int64_t timeout_ns,
+                          struct baton_error *e)
+{
+    size_t size = out->struct_size;
+    if (size < sizeof size || size > 1u << 16)
+        return base_fail(e, BATON_ERR_USAGE, "baton_ticket: struct_size is %zu", size);
+    if (!r->ask.hold)
+        return base_fail(e, BATON_ERR_USAGE, "request %llu is not held: it has no ticket",
+                         (unsigned long long)r->ask.id);
+    pthread_mutex_lock(&r->lock);
+    int rc = wait_until(r, has_ticket, "ticket", timeout_ns, e);
+    struct baton_ticket t = r->ticket;
+    bool held = r->held;
+    if (rc == 0 && !held) { /* over before */
+        rc = r->error.code;
+        if (e)
+            *e = r->error;
+    }
+    pthread_mutex_unlock(&r->lock);
+    if (rc)
+        return rc;
+    t.struct_size = size;
+    memset(out, 0, size);
+    memcpy(out, &t, size < sizeof t ? size : sizeof t);
+    return 0;
+}
+
 void engine_request_cancel(struct baton_request *r)
 {
     atomic_store(&r->cancel, true);
     engine_wake_ring(r->wake);
+}
+
+/* Nobody is told any more. */
+void engine_request_detach(struct baton_request *r)
+{
+    if (!r)
+        return;
+    pthread_mutex_lock(&r->lock);
+    r->ask.notify = NULL;
+    pthread_mutex_unlock(&r->lock);
+    engine_request_put(r);
 }
 
 void engine_request_close(struct baton_request *r)

@@ -6,6 +6,7 @@
  */
 #include <poll.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/engine_priv.h"
@@ -27,7 +28,7 @@ static void add_session(struct baton_engine *en, struct engine_session *s)
 static struct engine_session *find_session(struct baton_engine *en, const struct engine_message *m)
 {
     struct engine_session *s = en->sessions;
-    while (s && !(s->lent && s->serial == m->serial && s->request->ask.id == m->id))
+    while (s && !(s->lent && s->serial == m->serial))
         s = s->next;
     return s;
 }
@@ -39,7 +40,7 @@ static void producer_ended(struct baton_engine *en, struct engine_session *s,
     struct baton_error e;
     if (why->code) {
         engine_session_over(en, s, BATON_FAILED, why);
-    } else if (!s->commit_sent) {
+    } else if (!s->commit_sent) { /* handoff does not let it come to that */
         base_fail(&e, BATON_ERR_PEER, "the consumer acknowledged a request before its COMMIT");
         engine_session_over(en, s, BATON_FAILED, &e);
     } else if (engine_session_observe(en, s, &e)) {
@@ -53,11 +54,11 @@ static void producer_ended(struct baton_engine *en, struct engine_session *s,
 }
 
 static void session_ended(struct baton_engine *en, struct engine_session *s,
-                          const struct baton_error *why)
+                          const struct engine_message *m)
 {
     struct baton_error error;
     s->lent = false;
-    engine_peer_error(en, why, &error);
+    engine_peer_error(en, &m->why, &error);
     /* A cancel that came too late: the consumer has acknowledged. */
     bool acknowledged = en->role == BATON_PRODUCER && error.code == 0 && s->commit_sent;
     bool given_up = s->state == ENGINE_CLOSING && !acknowledged;
@@ -67,6 +68,8 @@ static void session_ended(struct baton_engine *en, struct engine_session *s,
         engine_session_over(en, s, BATON_FAILED, &s->why);
     else if (en->role == BATON_CONSUMER)
         engine_consumer_ended(en, s, &error);
+    else if (s->ticketed && error.code)
+        engine_held_returned(en, s, &error, m->heard_ns);
     else
         producer_ended(en, s, &error);
 }
@@ -79,7 +82,7 @@ static void peer_died(struct baton_engine *en, const struct baton_error *why)
     engine_peer_error(en, why, &en->dead_why);
     for (struct engine_session *s = en->sessions; s; s = next) {
         next = s->next;
-        if (s->state == ENGINE_UNPAIRED)
+        if (s->state == ENGINE_UNPAIRED && !s->lent)
             engine_consumer_failed(en, s, &en->dead_why);
     }
 }
@@ -96,11 +99,15 @@ static void take_message(struct baton_engine *en, const struct engine_message *m
     else if (m->kind == ENGINE_RESERVED && s)
         engine_producer_reserved(en, s);
     else if (m->kind == ENGINE_ENDED && s)
-        session_ended(en, s, &m->why);
+        session_ended(en, s, m);
     else if (m->kind == ENGINE_ENDED)
         engine_consumer_withdrawn(en, m->serial);
     else if (m->kind == ENGINE_DEAD)
         peer_died(en, &m->why);
+    else if (m->kind == ENGINE_CLAIMED)
+        engine_held_claimed(en, m);
+    else if (m->kind == ENGINE_RENEW || m->kind == ENGINE_RELEASE)
+        engine_held_told(en, m);
 }
 
 static void take_cancels(struct baton_engine *en)
@@ -112,7 +119,7 @@ static void take_cancels(struct baton_engine *en)
         next = s->next;
         if (s->state == ENGINE_CLOSING || (!all && !atomic_load(&s->request->cancel)))
             continue;
-        if (s->state == ENGINE_UNPAIRED)
+        if (s->state == ENGINE_UNPAIRED && !s->lent)
             engine_consumer_forget(en, s->request->ask.id);
         engine_session_fail(en, s, &cancelled);
     }
@@ -379,8 +386,9 @@ static bool turn(struct baton_engine *en)
 static void sleep_until_woken(struct baton_engine *en)
 {
     struct pollfd fds[] = {{base_queue_fd(en->inbox), POLLIN, 0}, {en->wake->fd, POLLIN, 0}};
-    uint64_t count;
-    poll(fds, 2, -1);
+    uint64_t count, due = engine_held_due(en);
+    struct timespec ts = {(time_t)(due / 1000000000u), (long)(due % 1000000000u)};
+    ppoll(fds, 2, due == UINT64_MAX ? NULL : &ts, NULL);
     if (fds[1].revents) {
         ssize_t n = read(en->wake->fd, &count, sizeof count);
         (void)n;
@@ -395,6 +403,7 @@ void *engine_thread(void *arg)
         while (base_queue_pop(en->inbox, &m, 0))
             take_message(en, &m);
         engine_trace_states(en);
+        engine_held_expire(en);
         take_cancels(en);
         if (atomic_load(&en->stopping) && !en->sessions)
             break;

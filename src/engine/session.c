@@ -50,6 +50,24 @@ static int check_room(const struct baton_engine *en, const struct baton_request_
     return 0;
 }
 
+/* What a request has to do with peers and tickets. */
+static int check_way(const struct baton_engine *en, const struct baton_request_options *o,
+                     struct baton_error *e)
+{
+    uint8_t ticket[HANDOFF_TICKET];
+    if (o->hold && en->role != BATON_PRODUCER)
+        return base_fail(e, BATON_ERR_USAGE, "a producer alone holds requests for their tickets");
+    if ((o->ticket || o->from) && en->role != BATON_CONSUMER)
+        return base_fail(e, BATON_ERR_USAGE, "a consumer alone pulls by ticket");
+    if (o->from && !o->ticket)
+        return base_fail(e, BATON_ERR_USAGE, "an address to pull from, and no ticket");
+    if (en->no_peer && !o->hold && !o->from)
+        return base_fail(e, BATON_ERR_USAGE, "the engine was opened without a peer: %s",
+                         en->role == BATON_PRODUCER ? "hold the request for who has its ticket"
+                                                    : "say from whom to pull");
+    return o->ticket ? handoff_ticket_parse(o->ticket, ticket, e) : 0;
+}
+
 static int check(const struct baton_engine *en, const struct baton_request_options *o,
                  struct baton_error *e)
 {
@@ -57,7 +75,7 @@ static int check(const struct baton_engine *en, const struct baton_request_optio
         return base_fail(e, BATON_ERR_INPUT, "the prompt is empty");
     if (o->n_force && !o->force)
         return base_fail(e, BATON_ERR_USAGE, "n_force is %zu and force is NULL", o->n_force);
-    if (en->role == BATON_PRODUCER && o->mode != BATON_WHOLE && o->mode != BATON_STREAM)
+    if (en->role == BATON_PRODUCER && !o->hold && o->mode != BATON_WHOLE && o->mode != BATON_STREAM)
         return base_fail(e, BATON_ERR_USAGE, "a producer's mode is whole or stream, not %d",
                          (int)o->mode);
     if (en->role == BATON_CONSUMER && o->local_prefill &&
@@ -66,7 +84,9 @@ static int check(const struct baton_engine *en, const struct baton_request_optio
                          device_caps(en->binding->device)->name);
     if (en->role == BATON_PRODUCER && o->kv_save)
         return base_fail(e, BATON_ERR_USAGE, "a producer does not save: the consumer does");
-    int rc = check_room(en, o, e);
+    int rc = check_way(en, o, e);
+    if (rc == 0)
+        rc = check_room(en, o, e);
     if (rc == 0 && en->role != BATON_CONSUMER)
         rc = check_width(en, o->n_ids, e);
     if (rc == 0)
@@ -294,6 +314,7 @@ void engine_session_over(struct baton_engine *en, struct engine_session *s,
         engine_session_judge(s, "failed", &error);
     s->stats.finish = finish;
     engine_trace_over(en, s);
+    engine_held_over(en, s, finish, &error);
     unlink_session(en, s);
     engine_session_drop_lane(en, s);
     engine_session_drop_pages(en, s);

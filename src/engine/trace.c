@@ -49,9 +49,10 @@ void engine_trace_start(const struct baton_engine *en, bool alone_in_process)
 /* ---- requests ----------------------------------------------------------------------------- */
 
 static const char *const state_names[] = {
-    [ENGINE_WAITING] = "waiting",   [ENGINE_PREFILL] = "prefill", [ENGINE_PREFILLED] = "prefilled",
-    [ENGINE_UNPAIRED] = "unpaired", [ENGINE_PAIRED] = "paired",   [ENGINE_IMPORT] = "import",
-    [ENGINE_IMPORTED] = "imported", [ENGINE_DECODE] = "decode",   [ENGINE_CLOSING] = "closing",
+    [ENGINE_WAITING] = "waiting", [ENGINE_PREFILL] = "prefill",   [ENGINE_PREFILLED] = "prefilled",
+    [ENGINE_HELD] = "held",       [ENGINE_UNPAIRED] = "unpaired", [ENGINE_PAIRED] = "paired",
+    [ENGINE_IMPORT] = "import",   [ENGINE_IMPORTED] = "imported", [ENGINE_DECODE] = "decode",
+    [ENGINE_CLOSING] = "closing",
 };
 
 static void end_state(const struct baton_engine *en, const struct engine_session *s, uint64_t now)

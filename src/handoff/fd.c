@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A connection over a plain descriptor: what engine opens, which may not include transport. */
+/* Connections over descriptors, links and addresses: what engine opens, which may not include
+ * transport. */
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -41,4 +42,39 @@ int handoff_link_pair(struct transport **a, struct transport **b, struct baton_e
 void handoff_link_close(struct transport *t)
 {
     transport_close(t);
+}
+
+int handoff_listener_fd(const struct transport_listener *l)
+{
+    return transport_listener_fd(l);
+}
+
+const char *handoff_listener_address(const struct transport_listener *l)
+{
+    return transport_listener_address(l);
+}
+
+void handoff_listener_close(struct transport_listener *l)
+{
+    transport_listener_close(l);
+}
+
+int handoff_accept(struct transport_listener *l, const struct handoff_options *o,
+                   const struct handoff_callbacks *cb, struct handoff_conn **out,
+                   struct baton_error *e)
+{
+    struct transport *t;
+    int rc = transport_accept(l, &t, e);
+    if (rc)
+        return rc;
+    rc = handoff_conn_open(t, o, cb, out, e);
+    if (rc)
+        transport_close(t);
+    return rc;
+}
+
+int handoff_dial(const char *address, uint64_t timeout_ns, struct transport **out,
+                 struct baton_error *e)
+{
+    return transport_connect(address, timeout_ns, out, e);
 }

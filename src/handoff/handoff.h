@@ -153,6 +153,18 @@ int handoff_key_read(const char *path, uint8_t key[HANDOFF_MAX_KEY], size_t *n,
  * where the address can be reached from other machines and the options have no key. */
 int handoff_listen(const char *address, const struct handoff_options *o,
                    struct transport_listener **out, struct baton_error *e);
+/* The listener for rooms that know no transports: what to poll for, the bound address, the end. */
+int handoff_listener_fd(const struct transport_listener *l);
+const char *handoff_listener_address(const struct transport_listener *l);
+void handoff_listener_close(struct transport_listener *l); /* NULL is fine */
+/* A connection with somebody who waits there; BATON_ERR_BUSY where nobody does. */
+int handoff_accept(struct transport_listener *l, const struct handoff_options *o,
+                   const struct handoff_callbacks *cb, struct handoff_conn **out,
+                   struct baton_error *e);
+/* A stream to an address, for handoff_conn_open. Waits, at most timeout_ns: BATON_ERR_TIMEOUT;
+ * BATON_ERR_IO: nobody listens there; BATON_ERR_USAGE: no address, or a name that nobody knows. */
+int handoff_dial(const char *address, uint64_t timeout_ns, struct transport **out,
+                 struct baton_error *e);
 
 /* Takes the transport over (closed with the connection). HELLO is exchanged by the first steps. */
 int handoff_conn_open(struct transport *t, const struct handoff_options *o,
@@ -207,7 +219,8 @@ int handoff_refuse(struct handoff_conn *c, uint64_t request, const struct baton_
 
 /* Ask for what a ticket of the peer's stands for, as a request whose id the caller chooses; it must
  * not be open on this connection. on_offer follows, or on_end with the refusal: see
- * handoff_ticket_claim. An abort gives the claim back. */
+ * handoff_ticket_claim. An abort gives the claim back, with a new lease; where its reason is
+ * BATON_ERR_CANCELLED nobody here wants the request any more, and the issuer gives it up. */
 int handoff_claim(struct handoff_conn *c, uint64_t request, const uint8_t ticket[HANDOFF_TICKET],
                   struct baton_error *e);
 
@@ -258,6 +271,9 @@ int handoff_ticket_request(struct handoff_tickets *b, const uint8_t ticket[HANDO
  * differ, and with BATON_ERR_BUSY where it is claimed. */
 int handoff_ticket_claim(struct handoff_tickets *b, const uint8_t ticket[HANDOFF_TICKET],
                          uint64_t generations, uint64_t now_ns, struct baton_error *e);
+/* Its request still waits somewhere: a lease from now on. Fails as handoff_ticket_request. */
+int handoff_ticket_renew(struct handoff_tickets *b, const uint8_t ticket[HANDOFF_TICKET],
+                         uint64_t now_ns, struct baton_error *e);
 /* The claimant is gone without ACK, last heard of at heard_ns: open again, a lease from then on. */
 void handoff_ticket_release(struct handoff_tickets *b, uint64_t request, uint64_t heard_ns);
 /* It is over: acknowledged, or its owner gave the request up. Unknown requests are ignored. */

@@ -155,6 +155,16 @@ int handoff_ticket_claim(struct handoff_tickets *b, const uint8_t ticket[HANDOFF
     return 0;
 }
 
+int handoff_ticket_renew(struct handoff_tickets *b, const uint8_t ticket[HANDOFF_TICKET],
+                         uint64_t now_ns, struct baton_error *e)
+{
+    struct entry *x;
+    int rc = look_up(b, ticket, now_ns, &x, e);
+    if (rc == 0 && x->lease_end_ns < now_ns + b->lease_ns)
+        x->lease_end_ns = now_ns + b->lease_ns;
+    return rc;
+}
+
 void handoff_ticket_release(struct handoff_tickets *b, uint64_t request, uint64_t heard_ns)
 {
     struct entry *x = find(b, request);
