@@ -26,6 +26,7 @@ struct cli_common {
 int cli_run(int argc, char **argv);
 int cli_model(int argc, char **argv);
 int cli_devices(int argc, char **argv);
+int cli_probe(int argc, char **argv); /* 1 also where a probe fails */
 int cli_kv(int argc, char **argv);
 int cli_serve(int argc, char **argv); /* returns after a signal has stopped it */
 int cli_check(int argc, char **argv); /* 1 also where the handoff was made and does not hold */

@@ -15,6 +15,7 @@ static const struct {
     {"run", "answer one prompt: prefill in one process, decode in another", cli_run},
     {"serve", "answer over HTTP as the OpenAI API does, many requests at once", cli_serve},
     {"check", "read a handed-over cache back and compare it, its tokens and its logits", cli_check},
+    {"probe", "find where a device computes a model's cache wrongly, and why", cli_probe},
     {"kv", "export, import, inspect, diff: KV caches as safetensors files", cli_kv},
     {"model", "info, hash, tokenize, detokenize", cli_model},
     {"devices", "list devices, what each can do, and why an absent one is absent", cli_devices},
