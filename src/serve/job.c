@@ -15,7 +15,7 @@ static int chat_ids(struct serve *s, const struct serve_ask *a, int32_t **ids, s
     int rc = engine_chat(s->model, &chat, e);
     if (rc == 0)
         rc = model_chat_render(chat, a->messages, a->n_messages, true, a->think, &text, e);
-    if (rc == 0)
+    if (rc == 0 && text)
         rc = model_tokenizer_encode(s->tokenizer, text, strlen(text), false, ids, n, e);
     free(text);
     return rc;
@@ -25,11 +25,12 @@ int serve_prompt_ids(struct serve *s, const struct serve_ask *a, size_t i, int32
                      struct serve_problem *p)
 {
     struct baton_error e;
+    const char *text = a->n_messages ? NULL : a->prompts[i].text;
     int rc;
-    if (a->n_messages)
+    if (!text) /* without text and without ids it is a chat */
         rc = chat_ids(s, a, ids, n, &e);
     else
-        rc = model_tokenizer_encode(s->tokenizer, a->prompts[i].text, strlen(a->prompts[i].text),
+        rc = model_tokenizer_encode(s->tokenizer, text, strlen(text),
                                     a->kind == SERVE_TOKENIZE ? a->add_special : true, ids, n, &e);
     return rc ? serve_refuse_error(p, a->n_messages ? "messages" : "prompt", &e) : 0;
 }

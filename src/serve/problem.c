@@ -5,6 +5,9 @@
 
 #include "serve/serve_priv.h"
 
+#undef serve_refuse
+#undef serve_refuse_error
+
 static const char *type_of(int status)
 {
     switch (status) {

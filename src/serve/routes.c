@@ -39,7 +39,7 @@ static int tokenize(struct serve *s, const char *body, size_t n, struct serve_re
 {
     struct serve_ask a;
     int32_t *ids = NULL;
-    size_t n_ids;
+    size_t n_ids = 0;
     int rc = serve_ask_parse(&a, SERVE_TOKENIZE, body, n, p);
     if (rc == 0)
         rc = serve_prompt_ids(s, &a, 0, &ids, &n_ids, p);
@@ -63,7 +63,7 @@ static int detokenize(struct serve *s, const char *body, size_t n, struct serve_
     json_t *doc = NULL;
     struct baton_error e;
     int32_t *ids = NULL;
-    size_t n_ids, n_text;
+    size_t n_ids = 0, n_text = 0;
     char *text = NULL;
     if (base_json_parse(body, n, "the request's body", &doc, &e))
         return serve_refuse_error(p, NULL, &e);
