@@ -212,9 +212,9 @@ struct baton_request_options {
     float repetition_penalty;                  /* over prompt and output; 0 or 1 = off */
     float presence_penalty, frequency_penalty; /* over the output; 0 = off */
     uint32_t choice; /* the random numbers of another choice of the same seed */
-    /* Told that baton_next has something: a token, or the end; or that baton_ticket has. NULL = nobody. Called by the engine
-     * thread with the request locked, so it may not block nor call back; it has returned for good
-     * when baton_request_close returns. */
+    /* Told that baton_next has something: a token, or the end; or that baton_ticket has. NULL =
+     * nobody. Called by the engine thread with the request locked, so it may not block nor call
+     * back; it has returned for good when baton_request_close returns. */
     void (*notify)(void *ctx);
     void *notify_ctx;
 };
