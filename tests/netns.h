@@ -57,7 +57,8 @@ static inline bool net_join(struct net *x)
 
 static inline void net_close(struct net *x)
 {
-    net_enter(x->home);
+    if (x->side[1] >= 0) /* else it never left, and may not be allowed to enter */
+        net_enter(x->home);
     for (int i = 0; i < 2; i++)
         if (x->side[i] >= 0)
             close(x->side[i]);

@@ -162,7 +162,7 @@ static void stopped_life(const char *stop, uint32_t k, int fd, int go)
     struct baton_engine *en = open_engine(BATON_PRODUCER, 1, fd);
     struct baton_request_options o = ask(k, 1);
     struct baton_request *r = rig_submit(en, &o);
-    if (!chaos_judge_producer(r, CHAOS_CODE(BATON_ERR_PEER), &b, &f)) {
+    if (!chaos_judge_producer(r, CHAOS_OK | CHAOS_CODE(BATON_ERR_PEER), &b, &f)) {
         fprintf(stderr, "the stopped producer: %s\n", f.text);
         _exit(2);
     }
@@ -199,7 +199,9 @@ static void stopped(struct other *x, uint32_t i)
     struct chaos_book b = {0};
     struct baton_error e;
     struct baton_token t;
-    int status;
+    int status, rc;
+    /* A stop takes hold of the process's threads one by one: COMMIT may still have left. */
+    bool may_commit = i + 1 == STOPS;
     struct baton_engine *en = open_engine(BATON_CONSUMER, 1, x->fd);
     struct baton_request_options o = ask(i, 1);
     struct baton_request *lost = rig_submit(en, &o), *next;
@@ -209,11 +211,7 @@ static void stopped(struct other *x, uint32_t i)
     assert_int_equal(write(x->go, "g", 1), 1);
     assert_int_equal(waitpid(x->pid, &status, WUNTRACED), x->pid);
     assert_true(WIFSTOPPED(status));
-    int rc = baton_next(lost, &t, -1, &e);
-    print_message("%s: %s\n", stops[i], e.text);
-    assert_int_equal(rc, BATON_ERR_PEER);
-    assert_non_null(strstr(e.text, "silent"));
-    baton_request_close(lost);
+    ends(lost, i, CHAOS_CODE(BATON_ERR_PEER) | (may_commit ? CHAOS_OK : 0), &b);
     test_ok(baton_next(next, &t, -1, &e) - 1, &e);
     assert_int_equal(t.id, prompts[(i + 1) % PROMPTS].native.ids[0]);
     kill(x->pid, SIGCONT);
