@@ -165,11 +165,12 @@ struct json_t *cli_check_json(const struct cli_check *c)
     json_t *cases = json_array();
     for (uint32_t i = 0; i < c->n_cases; i++)
         json_array_append_new(cases, case_json(a, &c->cases[i]));
-    return json_pack("{s:i,s:s,s:{s:s,s:s,s:s,s:s,s:s,s:i},s:o,s:s}", "schema", 1, "model",
-                     a->model, "route", "mode", cli_run_mode_names[a->mode], "prefill",
+    return json_pack("{s:i,s:s,s:{s:s,s:s,s:s,s:s,s:s,s:i,s:{s:b,s:b}},s:o,s:s}", "schema", 1,
+                     "model", a->model, "route", "mode", cli_run_mode_names[a->mode], "prefill",
                      a->options.prefill, "decode", a->options.decode, "transport", "inproc",
-                     "second_transport", "socketpair", "processes", 1, "cases", cases, "verdict",
-                     verdict_names[cli_check_verdict(c)]);
+                     "second_transport", "socketpair", "processes", 1, "emulated", "prefill",
+                     cli_emulated(a->options.prefill), "decode", cli_emulated(a->options.decode),
+                     "cases", cases, "verdict", verdict_names[cli_check_verdict(c)]);
 }
 
 /* ---- table -------------------------------------------------------------------------------- */
@@ -210,8 +211,10 @@ static void print_figures(const struct verify_case *r)
 void cli_check_table(const struct cli_check *c)
 {
     const struct cli_check_args *a = c->args;
-    printf("%s: %s, prefill on %s, decode on %s, %u tokens each; one process\n", a->model,
-           cli_run_mode_names[a->mode], a->options.prefill, a->options.decode, a->options.n);
+    printf("%s: %s, prefill on %s%s, decode on %s%s, %u tokens each; one process\n", a->model,
+           cli_run_mode_names[a->mode], a->options.prefill,
+           cli_emulated(a->options.prefill) ? " (emulated)" : "", a->options.decode,
+           cli_emulated(a->options.decode) ? " (emulated)" : "", a->options.n);
     for (uint32_t i = 0; i < c->n_cases; i++) {
         const struct cli_check_case *x = &c->cases[i];
         const struct verify_case *r = &x->result;

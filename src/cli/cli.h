@@ -94,6 +94,8 @@ struct cli_progress {
 void cli_progress_init(struct cli_progress *p, const struct cli_common *c);
 void cli_progress_draw(struct cli_progress *p, const char *what, uint64_t done, uint64_t all);
 void cli_progress_end(struct cli_progress *p);
+/* A device that is shown as emulated wherever its name is. */
+bool cli_emulated(const char *device);
 /* "10.8 MiB" into buf (>= 16 bytes); returns buf. */
 const char *cli_bytes(uint64_t n, char *buf);
 

@@ -8,6 +8,7 @@
 
 #include "base/base.h"
 #include "cli/cli.h"
+#include "device/device.h"
 
 int cli_exit_code(int code)
 {
@@ -82,6 +83,12 @@ void cli_progress_end(struct cli_progress *p)
         fprintf(stderr, "\r%60s\r", "");
     p->shown = false;
     p->last_ns = base_now_ns();
+}
+
+bool cli_emulated(const char *device)
+{
+    struct baton_caps caps;
+    return device && device_static(device, &caps) && caps.emulated;
 }
 
 const char *cli_bytes(uint64_t n, char *buf)

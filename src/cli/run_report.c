@@ -89,13 +89,6 @@ static json_t *width_json(const struct run_args *a, const struct run_result *r)
     return json_integer(device_width(&caps, (uint32_t)r->n_prompt));
 }
 
-/* Behind a device's name wherever it is shown. */
-static bool emulated(const char *name)
-{
-    struct baton_caps caps;
-    return name && device_static(name, &caps) && caps.emulated;
-}
-
 int cli_run_report_json(const struct run_args *a, struct baton_model *bm,
                         const struct run_result *r)
 {
@@ -113,8 +106,8 @@ int cli_run_report_json(const struct run_args *a, struct baton_model *bm,
         "route", "mode", cli_run_mode_names[a->mode], "prefill", a->prefill, "decode", a->decode,
         "transport",
         a->mode == BATON_NATIVE ? json_null() : json_string(cli_run_transport_names[a->transport]),
-        "width", width_json(a, r), "emulated", "prefill", emulated(a->prefill), "decode",
-        emulated(a->decode), //
+        "width", width_json(a, r), "emulated", "prefill", cli_emulated(a->prefill), "decode",
+        cli_emulated(a->decode), //
         "prompt_ids", ids_json(r->prompt, r->n_prompt), "ids", ids_json(r->ids, r->n_ids), "text",
         r->text ? r->text : "", "finish", finish_name(s->finish), //
         "timing_ms", timing_json(r), "handoff", handoff_json(a, s), "occupancy", occupancy,
@@ -190,8 +183,9 @@ void cli_run_report_text(const struct run_args *a, struct baton_model *bm,
         fprintf(stderr, "route    native on %s, one process\n", a->decode);
     else
         fprintf(stderr, "route    %s: prefill on %s%s, decode on %s%s, in %s, over %s\n",
-                cli_run_mode_names[a->mode], a->prefill, emulated(a->prefill) ? " (emulated)" : "",
-                a->decode, emulated(a->decode) ? " (emulated)" : "",
+                cli_run_mode_names[a->mode], a->prefill,
+                cli_emulated(a->prefill) ? " (emulated)" : "", a->decode,
+                cli_emulated(a->decode) ? " (emulated)" : "",
                 a->transport == RUN_INPROC ? "one process" : "two processes",
                 cli_run_transport_names[a->transport]);
     if (a->mode != BATON_NATIVE && s->slots)
