@@ -139,7 +139,7 @@ bool device_static(const char *name, struct baton_caps *out)
     struct device_arg card;
     struct device *d = NULL;
     const struct device_impl *impl = find_impl(name, strcspn(name, ","), &card);
-    if (!impl || !impl->compiles || device_open(name, &d, NULL))
+    if (!impl || !impl->compiles || device_open(name, &d, NULL) || !d)
         return false;
     *out = d->caps;
     device_close(d);

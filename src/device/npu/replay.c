@@ -202,13 +202,15 @@ int device_npu_replay(const void *ctx, struct device_run *r, struct baton_error 
         if (plan->steps[i].verb == NPU_ARRAY)
             x->arrays[plan->steps[i].a[0]] = x->v->array(r, plan->steps[i].n);
     float *residual = x->arrays[plan->residual].data;
+    float *carried = p->run.hidden;
     size_t bytes = (size_t)p->run.n * plan->hidden * sizeof(float);
-    if (!r->error.code && p->run.part != &plan->head)
-        memcpy(residual, p->run.hidden, bytes);
+    bool made = residual && carried; /* unless there was no memory, which r->error says then */
+    if (made && p->run.part != &plan->head)
+        memcpy(residual, carried, bytes);
     for (uint32_t i = p->run.part->first; i < p->run.part->end && !r->error.code; i++)
         replay_step(x, &plan->steps[i]);
-    if (!r->error.code && p->run.part != &plan->tail)
-        memcpy(p->run.hidden, residual, bytes);
+    if (made && !r->error.code && p->run.part != &plan->tail)
+        memcpy(carried, residual, bytes);
     free(x);
     return device_run_end(r, e);
 }
