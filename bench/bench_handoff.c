@@ -5,10 +5,11 @@
  *
  * The cache of qwen3-0.6b after 2048 tokens (28 layers, 8 heads of 128, bf16: 224 MiB), from the
  * pages of one thread into the pages of another. The floor of shm is two memcpy (into a region of
- * four slots of 1 MiB, out of it) by two threads that tell each other by a byte through a socket;
- * that of tcp is send and recv of the same bytes over loopback. All are taken in turn, ROUNDS
- * (default 7) times after one that does not count; medians of GB/s, and of the ratio to the floor
- * of the same round.
+ * four slots of 256 KiB, as handoff has it, out of it) by two threads that tell each other by a
+ * byte through a socket; once more with the hash that both ends take, since no protocol with a
+ * digest can do without. That of tcp is send and recv of the same bytes over loopback. All are
+ * taken in turn, ROUNDS (default 7) times after one that does not count; medians of GB/s, and of
+ * the ratio to the floor of the same round.
  */
 #include <poll.h>
 #include <pthread.h>
@@ -17,13 +18,18 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#ifdef KV_XXHASH_DISPATCH /* as kv/digest.c has it */
+#include <xxh_x86dispatch.h>
+#else
+#include <xxhash.h>
+#endif
 
 #include "base/base.h"
 #include "handoff/handoff.h"
 #include "transport/transport.h"
 
 enum { LAYERS = 28, HEADS = 8, DIM = 128, TOKENS = 2048, MAX_ROUNDS = 99 };
-enum { SLOTS = 4, PIECE = 1 << 20 };
+enum { SLOTS = 4, SLOT_BYTES = 256 << 10, PIECE = 1 << 20 };
 
 struct cache {
     struct kv_pool *pool;
@@ -159,9 +165,29 @@ static double handoff(struct bench *b, bool shm, bool digest)
 
 struct floor {
     uint8_t *from, *into, *region; /* region NULL: through the socket */
-    size_t bytes;
+    size_t bytes, piece;
+    bool hash;
     int fd[2];
 };
+
+/* A copy, and where asked for the hash of what was copied, tile by tile in the first-level cache. */
+static void floor_copy(const struct floor *f, uint8_t *to, const uint8_t *from)
+{
+    enum { TILE = 8192 };
+    XXH3_state_t *state = f->hash ? XXH3_createState() : NULL;
+    if (!state) {
+        memcpy(to, from, f->piece);
+        return;
+    }
+    XXH3_128bits_reset(state);
+    for (size_t i = 0; i < f->piece; i += TILE) {
+        memcpy(to + i, from + i, TILE);
+        XXH3_128bits_update(state, to + i, TILE);
+    }
+    if (XXH3_128bits_digest(state).low64 == 0) /* used, or the compiler may leave it out */
+        putchar('0');
+    XXH3_freeState(state);
+}
 
 static void whole(ssize_t (*move)(int, void *, size_t, int), int fd, uint8_t *p, size_t n)
 {
@@ -183,34 +209,34 @@ static void *floor_producer(void *arg)
 {
     struct floor *f = arg;
     uint8_t byte = 0;
-    for (size_t at = 0, i = 0; at < f->bytes; at += PIECE, i++) {
+    for (size_t at = 0, i = 0; at < f->bytes; at += f->piece, i++) {
         if (f->region && i >= SLOTS)
             whole(recv, f->fd[0], &byte, 1);
         if (f->region)
-            memcpy(f->region + i % SLOTS * PIECE, f->from + at, PIECE);
-        whole(send_some, f->fd[0], f->region ? &byte : f->from + at, f->region ? 1 : PIECE);
+            floor_copy(f, f->region + i % SLOTS * f->piece, f->from + at);
+        whole(send_some, f->fd[0], f->region ? &byte : f->from + at, f->region ? 1 : f->piece);
     }
     return NULL;
 }
 
-static double floor_of(struct bench *b, bool shm)
+static double floor_of(struct bench *b, bool shm, bool hash)
 {
     struct baton_error e;
     pthread_t thread;
     uint8_t byte = 0;
-    struct floor f = {kv_pool_memory(b->from.pool),
-                      kv_pool_memory(b->into.pool),
-                      NULL,
-                      b->bytes / PIECE * PIECE,
-                      {0}};
+    struct floor f = {.from = kv_pool_memory(b->from.pool),
+                      .into = kv_pool_memory(b->into.pool),
+                      .bytes = b->bytes / PIECE * PIECE,
+                      .piece = shm ? SLOT_BYTES : PIECE,
+                      .hash = hash};
     check(shm ? transport_socketpair(f.fd, &e) : transport_tcp_pair(f.fd, &e), &e);
-    f.region = shm ? base_map_alloc((size_t)SLOTS * PIECE, true, &e) : NULL;
+    f.region = shm ? base_map_alloc((size_t)SLOTS * SLOT_BYTES, true, &e) : NULL;
     uint64_t begin = base_now_ns();
     pthread_create(&thread, NULL, floor_producer, &f);
-    for (size_t at = 0, i = 0; at < f.bytes; at += PIECE, i++) {
-        whole(recv, f.fd[1], shm ? &byte : f.into + at, shm ? 1 : PIECE);
+    for (size_t at = 0, i = 0; at < f.bytes; at += f.piece, i++) {
+        whole(recv, f.fd[1], shm ? &byte : f.into + at, shm ? 1 : f.piece);
         if (shm)
-            memcpy(f.into + at, f.region + i % SLOTS * PIECE, PIECE);
+            floor_copy(&f, f.into + at, f.region + i % SLOTS * f.piece);
         if (shm)
             whole(send_some, f.fd[1], &byte, 1);
     }
@@ -219,15 +245,24 @@ static double floor_of(struct bench *b, bool shm)
     close(f.fd[0]);
     close(f.fd[1]);
     if (shm)
-        base_map_free(f.region, (size_t)SLOTS * PIECE);
+        base_map_free(f.region, (size_t)SLOTS * SLOT_BYTES);
     return (double)f.bytes / ns;
 }
 
 /* ---- in turn ------------------------------------------------------------------------------ */
 
-enum { SHM_FLOOR, SHM, SHM_OFF, TCP_FLOOR, TCP, TCP_OFF, N_WHAT };
-static const char *const names[N_WHAT] = {"two memcpy (floor)", "shm", "shm, digest off",
-                                          "send, recv (floor)", "tcp", "tcp, digest off"};
+enum { SHM_FLOOR, SHM_HASHED, SHM, SHM_OFF, TCP_FLOOR, TCP, TCP_OFF, N_WHAT };
+static const char *const names[N_WHAT] = {"two memcpy (floor)", "two memcpy, hashed", "shm",
+                                          "shm, digest off",    "send, recv (floor)", "tcp",
+                                          "tcp, digest off"};
+
+static double measure(struct bench *b, int what)
+{
+    bool shm = what < TCP_FLOOR;
+    if (what == SHM_FLOOR || what == SHM_HASHED || what == TCP_FLOOR)
+        return floor_of(b, shm, what == SHM_HASHED);
+    return handoff(b, shm, what == SHM || what == TCP);
+}
 
 static int by_size(const void *a, const void *b)
 {
@@ -255,8 +290,7 @@ int main(int argc, char **argv)
     for (int r = 0; r < rounds; r++)
         for (int w = 0; w < N_WHAT; w++) {
             int floor = w < TCP_FLOOR ? SHM_FLOOR : TCP_FLOOR;
-            bool shm = floor == SHM_FLOOR;
-            gbs[w][r] = w == floor ? floor_of(&b, shm) : handoff(&b, shm, w == SHM || w == TCP);
+            gbs[w][r] = measure(&b, w);
             ratio[w][r] = gbs[w][r] / gbs[floor][r];
         }
     printf("%-20s %8s %8s   of %zu MiB, medians of %d\n", "", "GB/s", "floor", b.bytes >> 20,

@@ -130,7 +130,7 @@ struct handoff_options {
      * Landing). Elsewhere, and where either end has no_landing, pieces travel in the stream. */
     bool no_landing;
     uint32_t landing_slots;      /* consumer: pieces under way; 0 = 4, at most 64 */
-    uint32_t landing_slot_bytes; /* consumer: 0 = 1 MiB, or one leaf where that is more; else a
+    uint32_t landing_slot_bytes; /* consumer: 0 = 256 KiB, or one leaf where that is more; else a
                                     multiple of 64; requests with larger leaves are not placed */
     /* A secret of both ends, copied; NULL = none. HANDOFF_MIN_KEY to HANDOFF_MAX_KEY bytes. A peer
      * with another, or without, is refused; so is one with a key where this end has none. */
@@ -196,7 +196,7 @@ bool handoff_conn_busy(const struct handoff_conn *c);
 int handoff_offer(struct handoff_conn *c, const struct handoff_offer *o, struct baton_error *e);
 /* Queue positions [first, first+n) of K and V of one layer, any time after offer: nothing leaves
  * before on_reserve. The view is copied with its part of the block table, the pages are not: they
- * must stay untouched until on_end. Splits into pieces of about 1 MiB; digests as it sends. A
+ * must stay untouched until on_end. Splits into pieces of about 1 MiB (of a slot, where they are placed); digests as it sends. A
  * request's calls for one layer come in ascending order of positions, each position of the slot
  * exactly once. Positions that the consumer does not retain or already holds are left out here, so
  * a caller may pass whole chunks; only pages of retained positions are ever read. */
