@@ -313,6 +313,8 @@ static int pull(struct run *x, struct baton_request *request, struct model_detok
     }
     if (rc == BATON_ERR_CANCELLED && interrupted)
         rc = 0;
+    else if (rc == BATON_ERR_CANCELLED) /* nobody here asked for it: the producer gave up */
+        rc = e->code = BATON_ERR_PEER;
     return !rc && d ? print_piece(d, NULL, e) : rc;
 }
 
