@@ -170,7 +170,7 @@ struct floor {
     int fd[2];
 };
 
-/* A copy, and where asked for the hash of what was copied, tile by tile in the first-level cache. */
+/* A copy, and where asked for the hash of what was copied, tile by tile in the nearest cache. */
 static void floor_copy(const struct floor *f, uint8_t *to, const uint8_t *from)
 {
     enum { TILE = 8192 };
