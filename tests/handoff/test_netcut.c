@@ -5,7 +5,7 @@
 #include "landing.h"
 #include "tests/netns.h"
 
-#define DEAD_NS 400000000u
+#define DEAD_NS 1500000000u
 #define TOKENS 200u
 
 /* Where the request stands when the network is cut. */
