@@ -89,7 +89,7 @@ static bool fire(const struct probe *p)
         kill(getpid(), SIGKILL);
         return false;
     case ACT_STOP:
-        kill(getpid(), SIGSTOP);
+        raise(SIGSTOP); /* to this thread, which does not go on; kill() may choose another first */
         return false;
     case ACT_DELAY:
         base_sleep_ns((uint64_t)p->delay_ms * 1000000u);

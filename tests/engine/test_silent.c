@@ -142,7 +142,7 @@ static void test_cut(void **state)
 
 /* Where it stops; each in a process of its own, forked before this one looks for probe points. */
 static const char *const stops[] = {"producer-offered=stop", "producer-reserved=stop",
-                                    "producer-piece=stop", "producer-piece@9=stop",
+                                    "producer-piece@1=stop", "producer-piece@9=stop",
                                     "producer-commit=stop"};
 #define STOPS (sizeof stops / sizeof *stops)
 
