@@ -6,41 +6,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "device/device_priv.h"
-
-enum step_kind {
-    ARRAY,
-    EMBED,
-    NORM,
-    LINEAR,
-    HEAD_NORM,
-    ROPE,
-    KV_APPEND,
-    ATTEND,
-    ADD,
-    GATE,
-    LAYER_DONE,
-    SELECT,
-    LOGITS
-};
-
-/* One verb. Arrays are numbers, in the order in which the plan makes them; what a pointer of the
- * caller led to is copied, since the pointer need not outlive the recording. */
-struct step {
-    enum step_kind kind;
-    uint32_t a[3]; /* array operands in the order of the verb's parameters */
-    uint32_t n;    /* cols, heads or layer */
-    const struct device_weight *w, *b;
-    float x, y; /* scale; or eps and offset */
-    enum device_act act;
-    struct device_rope rope;
-    struct device_attn attn;
-};
-
-struct plan {
-    struct step *steps;
-    uint32_t n_steps, n_arrays;
-};
+#include "device/npu/npu_priv.h"
 
 struct recorder {
     struct device base;
@@ -50,176 +16,54 @@ struct recorder {
 
 struct recorded {
     struct device_program base;
-    struct plan plan;
+    struct npu_plan plan;
     struct device_program *replayed;
-};
-
-/* ---- recording ---------------------------------------------------------------------------- */
-
-struct recording {
-    struct device_run base;
-    struct plan *plan;
-};
-
-static void record(struct device_run *r, struct step s)
-{
-    struct plan *p = ((struct recording *)r)->plan;
-    struct step *grown = base_try_realloc(p->steps, p->n_steps + 1, sizeof s, &r->error);
-    if (!grown)
-        return;
-    p->steps = grown;
-    p->steps[p->n_steps++] = s;
-}
-
-/* Not an address: whoever looks into an array while being recorded crashes. */
-static struct device_array made(struct device_run *r, uint32_t rows, uint32_t cols)
-{
-    struct plan *p = ((struct recording *)r)->plan;
-    return (struct device_array){(void *)(uintptr_t)++p->n_arrays, rows, cols};
-}
-
-static uint32_t number(struct device_array a)
-{
-    return (uint32_t)(uintptr_t)a.data - 1;
-}
-
-static struct device_array rec_array(struct device_run *r, uint32_t cols)
-{
-    record(r, (struct step){.kind = ARRAY, .n = cols});
-    return made(r, RECORDER_WIDTH, cols);
-}
-
-static void rec_embed(struct device_run *r, struct device_array y,
-                      const struct device_weight *table, float scale)
-{
-    record(r, (struct step){.kind = EMBED, .a = {number(y)}, .w = table, .x = scale});
-}
-
-static void rec_norm(struct device_run *r, struct device_array y, struct device_array x,
-                     const struct device_weight *w, float eps, float offset)
-{
-    record(r,
-           (struct step){.kind = NORM, .a = {number(y), number(x)}, .w = w, .x = eps, .y = offset});
-}
-
-static void rec_linear(struct device_run *r, struct device_array y, struct device_array x,
-                       const struct device_weight *w, const struct device_weight *b)
-{
-    record(r, (struct step){.kind = LINEAR, .a = {number(y), number(x)}, .w = w, .b = b});
-}
-
-static void rec_head_norm(struct device_run *r, struct device_array x, uint32_t heads,
-                          const struct device_weight *w, float eps, float offset)
-{
-    record(r, (struct step){
-                  .kind = HEAD_NORM, .a = {number(x)}, .n = heads, .w = w, .x = eps, .y = offset});
-}
-
-static void rec_rope(struct device_run *r, struct device_array x, uint32_t heads,
-                     const struct device_rope *rope)
-{
-    record(r, (struct step){.kind = ROPE, .a = {number(x)}, .n = heads, .rope = *rope});
-}
-
-static void rec_kv_append(struct device_run *r, uint32_t layer, struct device_array k,
-                          struct device_array v)
-{
-    record(r, (struct step){.kind = KV_APPEND, .a = {number(k), number(v)}, .n = layer});
-}
-
-static void rec_attend(struct device_run *r, struct device_array o, struct device_array q,
-                       const struct device_attn *a)
-{
-    record(r, (struct step){.kind = ATTEND, .a = {number(o), number(q)}, .attn = *a});
-}
-
-static void rec_add(struct device_run *r, struct device_array x, struct device_array y)
-{
-    record(r, (struct step){.kind = ADD, .a = {number(x), number(y)}});
-}
-
-static void rec_gate(struct device_run *r, struct device_array y, struct device_array gate,
-                     struct device_array up, enum device_act act)
-{
-    record(r, (struct step){.kind = GATE, .a = {number(y), number(gate), number(up)}, .act = act});
-}
-
-static void rec_layer_done(struct device_run *r, uint32_t layer)
-{
-    record(r, (struct step){.kind = LAYER_DONE, .n = layer});
-}
-
-static struct device_array rec_select(struct device_run *r, struct device_array x)
-{
-    record(r, (struct step){.kind = SELECT, .a = {number(x)}});
-    return made(r, 1, x.cols);
-}
-
-static void rec_logits(struct device_run *r, struct device_array x, const struct device_weight *w)
-{
-    record(r, (struct step){.kind = LOGITS, .a = {number(x)}, .w = w});
-}
-
-static const struct device_verbs recording_verbs = {
-    .array = rec_array,
-    .embed = rec_embed,
-    .norm = rec_norm,
-    .linear = rec_linear,
-    .head_norm = rec_head_norm,
-    .rope = rec_rope,
-    .kv_append = rec_kv_append,
-    .attend = rec_attend,
-    .add = rec_add,
-    .gate = rec_gate,
-    .layer_done = rec_layer_done,
-    .select = rec_select,
-    .logits = rec_logits,
 };
 
 /* ---- replay ------------------------------------------------------------------------------- */
 
-static void replay_step(const struct device_verbs *v, struct device_run *r, const struct step *s,
-                        struct device_array *arrays, uint32_t *n_arrays)
+static void replay_step(const struct device_verbs *v, struct device_run *r,
+                        const struct npu_step *s, struct device_array *arrays)
 {
     struct device_array a = arrays[s->a[0]], b = arrays[s->a[1]], c = arrays[s->a[2]];
-    switch (s->kind) {
-    case ARRAY:
-        arrays[(*n_arrays)++] = v->array(r, s->n);
+    switch (s->verb) {
+    case NPU_ARRAY:
+        arrays[s->a[0]] = v->array(r, s->n);
         break;
-    case EMBED:
+    case NPU_EMBED:
         v->embed(r, a, s->w, s->x);
         break;
-    case NORM:
+    case NPU_NORM:
         v->norm(r, a, b, s->w, s->x, s->y);
         break;
-    case LINEAR:
+    case NPU_LINEAR:
         v->linear(r, a, b, s->w, s->b);
         break;
-    case HEAD_NORM:
+    case NPU_HEAD_NORM:
         v->head_norm(r, a, s->n, s->w, s->x, s->y);
         break;
-    case ROPE:
+    case NPU_ROPE:
         v->rope(r, a, s->n, &s->rope);
         break;
-    case KV_APPEND:
+    case NPU_APPEND:
         v->kv_append(r, s->n, a, b);
         break;
-    case ATTEND:
+    case NPU_ATTEND:
         v->attend(r, a, b, &s->attn);
         break;
-    case ADD:
+    case NPU_ADD:
         v->add(r, a, b);
         break;
-    case GATE:
+    case NPU_GATE:
         v->gate(r, a, b, c, s->act);
         break;
-    case LAYER_DONE:
+    case NPU_LAYER_DONE:
         v->layer_done(r, s->n);
         break;
-    case SELECT:
-        arrays[(*n_arrays)++] = v->select(r, a);
+    case NPU_SELECT:
+        arrays[s->a[0]] = v->select(r, b);
         break;
-    case LOGITS:
+    case NPU_LOGITS:
         v->logits(r, a, s->w);
         break;
     }
@@ -228,14 +72,10 @@ static void replay_step(const struct device_verbs *v, struct device_run *r, cons
 /* The forward function that cpu:ref runs in place of the recorded one. */
 static int replay(const void *ctx, struct device_run *r, struct baton_error *e)
 {
-    const struct plan *p = ctx;
-    uint32_t n_arrays = 0;
-    struct device_array *arrays = base_try_alloc(p->n_arrays + 1, sizeof *arrays, e);
-    if (!arrays)
-        return BATON_ERR_NOMEM;
+    const struct npu_plan *p = ctx;
+    struct device_array arrays[NPU_MAX_ARRAYS] = {0};
     for (uint32_t i = 0; i < p->n_steps; i++)
-        replay_step(device_run_verbs(r), r, &p->steps[i], arrays, &n_arrays);
-    free(arrays);
+        replay_step(device_run_verbs(r), r, &p->steps[i], arrays);
     return device_run_end(r, e);
 }
 
@@ -321,7 +161,7 @@ static void rec_program_close(struct device_program *base)
 {
     struct recorded *p = (struct recorded *)base;
     device_program_close(p->replayed);
-    free(p->plan.steps);
+    device_npu_plan_close(&p->plan);
     free(p);
 }
 
@@ -332,9 +172,8 @@ static int rec_program_open(struct device *d, const struct device_graph *g,
     if (!p)
         return BATON_ERR_NOMEM;
     p->base = (struct device_program){.device = d, .graph = *g};
-    struct recording r = {{.verbs = &recording_verbs, .program = &p->base}, &p->plan};
     struct device_graph again = *g;
-    int rc = g->forward(g->ctx, &r.base, e);
+    int rc = device_npu_plan_record(g, &p->plan, e);
     again.forward = replay;
     again.ctx = &p->plan;
     if (rc == 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A static device for tests: it calls a forward function once, when the program is opened, and
- * keeps the verbs as a plan of fixed width. A batch is padded to that width and the plan replayed
+ * keeps the verbs as npu's plan, of fixed width. A batch is padded to that width and the plan replayed
  * through the verbs of cpu:ref.
  *
  * It shows that a forward function may be recorded: that it looks into no array, calls the same

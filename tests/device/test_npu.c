@@ -6,42 +6,14 @@
 #include "model/model.h"
 
 #include "cpu_pages.h"
+#include "side.h"
 
-static struct baton_error err;
-
-struct side {
-    struct device *device;
-    struct model_bound *bound;
-    struct device_program *program;
-    struct pages pages;
-    float *logits;
-    uint32_t layers_done;
-};
-
-static void count_layer(void *ctx, uint32_t layer)
+/* A side with the device of that name. */
+static int named_open(struct side *s, const char *device, const struct model *m)
 {
-    struct side *s = ctx;
-    assert_int_equal(layer, s->layers_done);
-    s->layers_done++;
-}
-
-static int side_open(struct side *s, const char *device, const struct model *m)
-{
-    memset(s, 0, sizeof *s);
-    test_ok(device_open(device, &s->device, &err), &err);
-    test_ok(device_start(s->device, 2, &err), &err);
-    test_ok(model_bind(m, s->device, NULL, NULL, &s->bound, &err), &err);
-    s->logits = malloc(model_config_of(m)->vocab * sizeof(float));
-    assert_non_null(s->logits);
-    return device_program_open(s->device, model_graph(s->bound), &s->program, &err);
-}
-
-static void side_close(struct side *s)
-{
-    device_program_close(s->program);
-    model_unbind(s->bound);
-    device_close(s->device);
-    free(s->logits);
+    struct device *d = NULL;
+    test_ok(device_open(device, &d, &err), &err);
+    return side_open(s, d, m);
 }
 
 static int submit(struct side *s, const int32_t *ids, uint32_t at, uint32_t n)
@@ -99,8 +71,8 @@ static void compare(const struct model *m, const char *device, uint32_t n, uint6
     struct side cpu, npu;
     int32_t *ids = calloc(n, sizeof *ids);
     random_ids(ids, n, c->vocab, seed);
-    assert_int_equal(side_open(&cpu, "cpu", m), 0);
-    assert_int_equal(side_open(&npu, device, m), 0);
+    assert_int_equal(named_open(&cpu, "cpu", m), 0);
+    assert_int_equal(named_open(&npu, device, m), 0);
     run(&cpu, c, ids, n, seed);
     run(&npu, c, ids, n, seed);
     double kv = kv_difference(&npu, &cpu, c, n);
@@ -155,12 +127,12 @@ static void faults_are_silent(void **state)
     test_ok(model_open(test_path("tests/golden/edge/gemma3-window8-headdim256"), &m, &err), &err);
     const struct model_config *c = model_config_of(m);
     random_ids(ids, 100, c->vocab, &seed);
-    assert_int_equal(side_open(&good, "npu:rngd", m), 0);
+    assert_int_equal(named_open(&good, "npu:rngd", m), 0);
     run(&good, c, ids, 100, &seed);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         char device[64];
         snprintf(device, sizeof device, "npu:rngd,fault=%s", faults[i]);
-        assert_int_equal(side_open(&bad, device, m), 0);
+        assert_int_equal(named_open(&bad, device, m), 0);
         run(&bad, c, ids, 100, &seed);
         double d = kv_difference(&bad, &good, c, 100);
         print_message("%-18s kv differs by %.3f\n", faults[i], d);
@@ -185,9 +157,9 @@ static void refuses(void **state)
     test_fails(device_open("npu:rngd,fault=smoke", &d, &err), BATON_ERR_USAGE, "pad-leak", &err);
     test_fails(device_open("npu:rngd,isa=avx2", &d, &err), BATON_ERR_USAGE, "width", &err);
     test_ok(model_open(test_path("models/qwen3-tiny"), &m, &err), &err);
-    assert_int_equal(side_open(&s, "npu:rngd,fault=window-off-by-one", m), BATON_ERR_UNSUPPORTED);
+    assert_int_equal(named_open(&s, "npu:rngd,fault=window-off-by-one", m), BATON_ERR_UNSUPPORTED);
     side_close(&s);
-    assert_int_equal(side_open(&s, "npu:rngd", m), 0);
+    assert_int_equal(named_open(&s, "npu:rngd", m), 0);
     const struct model_config *c = model_config_of(m);
     cpu_pages_open(&s.pages, &seed, c->n_layers, c->kv_heads, c->head_dim, 2);
     test_fails(submit(&s, ids, 1, 1), BATON_ERR_UNSUPPORTED, "whole prompts", &err);

@@ -4,47 +4,8 @@
 #include "device/device_priv.h"
 #include "model/model.h"
 
-#include "pages.h"
 #include "recorder.h"
-
-static struct baton_error err;
-
-/* A device with a model bound to it, and one sequence. */
-struct side {
-    struct device *device;
-    struct model_bound *bound;
-    struct device_program *program;
-    struct pages pages;
-    float *logits; /* [2, vocab] */
-    uint32_t layers_done;
-};
-
-static void count_layer(void *ctx, uint32_t layer)
-{
-    struct side *s = ctx;
-    assert_int_equal(layer, s->layers_done);
-    s->layers_done++;
-}
-
-static void side_open(struct side *s, struct device *d, const struct model *m)
-{
-    const struct model_config *c = model_config_of(m);
-    memset(s, 0, sizeof *s);
-    s->device = d;
-    test_ok(device_start(d, 2, &err), &err);
-    test_ok(model_bind(m, d, NULL, NULL, &s->bound, &err), &err);
-    test_ok(device_program_open(d, model_graph(s->bound), &s->program, &err), &err);
-    s->logits = malloc(2 * c->vocab * sizeof(float));
-    assert_non_null(s->logits);
-}
-
-static void side_close(struct side *s)
-{
-    device_program_close(s->program);
-    model_unbind(s->bound);
-    device_close(s->device);
-    free(s->logits);
-}
+#include "side.h"
 
 /* Rows [at, at + n) of the sequence; logits of the first and the last of them. */
 static void side_run(struct side *s, const struct model_config *c, const int32_t *ids, uint32_t at,
@@ -108,9 +69,9 @@ static void family(const char *path)
     test_ok(model_open(test_path(path), &m, &err), &err);
     const struct model_config *c = model_config_of(m);
     test_ok(device_open("cpu:ref", &d, &err), &err);
-    side_open(&direct, d, m);
+    test_ok(side_open(&direct, d, m), &err);
     test_ok(recorder_open((int32_t)test_range(&seed, 0, c->vocab - 1), &d, &err), &err);
-    side_open(&recorded, d, m);
+    test_ok(side_open(&recorded, d, m), &err);
     assert_true(recorder_steps(recorded.program) > 10 * c->n_layers);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
         same_run(&direct, &recorded, c, ways[i], &seed);
