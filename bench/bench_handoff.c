@@ -173,7 +173,7 @@ struct floor {
 /* A copy, and where asked for the hash of what was copied, tile by tile in the nearest cache. */
 static void floor_copy(const struct floor *f, uint8_t *to, const uint8_t *from)
 {
-    enum { TILE = 8192 };
+    enum { TILE = 16384 };
     XXH3_state_t *state = f->hash ? XXH3_createState() : NULL;
     if (!state) {
         memcpy(to, from, f->piece);

@@ -117,6 +117,8 @@ static int probe(const struct args *a, const char *which, const struct cli_commo
     if (rc == 0)
         rc = baton_model_open(&mo, &m, e);
     json_t *list = common->json ? json_array() : NULL;
+    if (rc == 0 && !list && cli_emulated(a->device))
+        printf("%s is emulated: it computes on this machine's cpu\n", a->device);
     if (rc == 0)
         rc = run_all(a, device, m, first, last, list, &failed, e);
     baton_model_close(m);
@@ -126,8 +128,9 @@ static int probe(const struct args *a, const char *which, const struct cli_commo
     }
     if (!common->json)
         return failed;
-    return cli_print_json(json_pack("{s:i,s:s,s:o,s:s}", "schema", 1, "device", device, "probes",
-                                    list, "verdict", verdicts[failed]),
+    return cli_print_json(json_pack("{s:i,s:s,s:b,s:o,s:s}", "schema", 1, "device", device,
+                                    "emulated", cli_emulated(a->device), "probes", list, "verdict",
+                                    verdicts[failed]),
                           failed);
 }
 

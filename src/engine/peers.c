@@ -69,8 +69,8 @@ static void *dialer(void *arg)
     struct engine_peer *p = arg;
     const struct engine_message m = {.kind = ENGINE_DIALED};
     struct baton_engine *en = p->engine;
-    handoff_dial(p->address, en->io.options.dead_ns ? en->io.options.dead_ns : 10000000000u,
-                 &p->transport, &p->why);
+    uint64_t dead_ns = en->io.options.dead_ns;
+    handoff_dial(p->address, dead_ns ? dead_ns : HANDOFF_DEAD_NS, &p->transport, &p->why);
     atomic_store(&p->answered, true);
     /* Where the queue is full the I/O thread is awake and will look. */
     base_queue_push(en->outbox, &m);

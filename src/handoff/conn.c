@@ -105,7 +105,7 @@ int handoff_conn_open(struct transport *t, const struct handoff_options *o,
         return BATON_ERR_NOMEM;
     c->cb = *cb;
     c->producer = o->producer;
-    c->dead_ns = o->dead_ns ? o->dead_ns : 10000000000u;
+    c->dead_ns = o->dead_ns ? o->dead_ns : HANDOFF_DEAD_NS;
     c->heartbeat_ns = o->heartbeat_ns ? o->heartbeat_ns : 1000000000u;
     if (!o->heartbeat_ns && c->heartbeat_ns > c->dead_ns / 4)
         c->heartbeat_ns = c->dead_ns / 4 ? c->dead_ns / 4 : 1;

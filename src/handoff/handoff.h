@@ -124,8 +124,8 @@ struct handoff_callbacks {
 struct handoff_options {
     bool producer;
     uint64_t heartbeat_ns; /* 0 = 1 s, or a quarter of dead_ns where that is less */
-    uint64_t dead_ns;      /* 0 = 10 s; at least twice this end's heartbeat_ns, and more than the
-                              peer's. Counted from the first step on, while this end is stepped */
+    uint64_t dead_ns;      /* 0 = HANDOFF_DEAD_NS; at least twice this end's heartbeat_ns, and
+                              more than the peer's. Counted from the first step on, while this end is stepped */
     /* Over Unix sockets a consumer lends memory for the producer to put pieces in (docs/wire.md,
      * Landing). Elsewhere, and where either end has no_landing, pieces travel in the stream. */
     bool no_landing;
@@ -142,6 +142,7 @@ struct handoff_options {
     bool tag_payload;
 };
 
+#define HANDOFF_DEAD_NS 10000000000u /* a peer silent for so long is dead */
 #define HANDOFF_MIN_KEY 16u
 #define HANDOFF_MAX_KEY 4096u
 

@@ -25,8 +25,9 @@
 #include "kv/kv_priv.h"
 
 #define LEAF 64u
-/* Copied, then digested: both copies of so much lie in a first-level cache of 32 KiB. */
-#define TILE_BYTES 8192u
+/* Copied, then digested while both copies are in the nearest caches. Half of it costs more calls than
+ * it saves misses (bench/bench_kv). */
+#define TILE_BYTES 16384u
 
 struct kv_digest {
     uint32_t layer, which, dtype, kv_heads, head_dim;
