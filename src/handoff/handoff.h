@@ -125,7 +125,8 @@ struct handoff_options {
     bool producer;
     uint64_t heartbeat_ns; /* 0 = 1 s, or a quarter of dead_ns where that is less */
     uint64_t dead_ns;      /* 0 = HANDOFF_DEAD_NS; at least twice this end's heartbeat_ns, and
-                              more than the peer's. Counted from the first step on, while this end is stepped */
+                              more than the peer's. Counted from the first step on, while this
+                              end is stepped */
     /* Over Unix sockets a consumer lends memory for the producer to put pieces in (docs/wire.md,
      * Landing). Elsewhere, and where either end has no_landing, pieces travel in the stream. */
     bool no_landing;

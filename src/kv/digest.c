@@ -25,8 +25,8 @@
 #include "kv/kv_priv.h"
 
 #define LEAF 64u
-/* Copied, then digested while both copies are in the nearest caches. Half of it costs more calls than
- * it saves misses (bench/bench_kv). */
+/* Copied, then digested while both copies are in the nearest caches. Half of it costs more calls
+ * than it saves misses (bench/bench_kv). */
 #define TILE_BYTES 16384u
 
 struct kv_digest {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A static device for tests: it calls a forward function once, when the program is opened, and
- * keeps the verbs as npu's plan, of fixed width. A batch is padded to that width and the plan replayed
- * through the verbs of cpu:ref.
+ * keeps the verbs as npu's plan, of fixed width. A batch is padded to that width and the plan
+ * replayed through the verbs of cpu:ref.
  *
  * It shows that a forward function may be recorded: that it looks into no array, calls the same
  * verbs whatever the batch, and keeps nothing from one run to the next. Padding rows are a sequence
