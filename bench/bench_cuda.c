@@ -2,7 +2,9 @@
 /* Times of the cuda device beside the ceilings of the same run: prefill, decode steps, the cache's
  * way to the host.
  *
- *     bench_cuda [-d DEVICE] [-r ROUNDS] [-j FILE] [MODEL...]
+ *     bench_cuda [-d DEVICE] [-r ROUNDS] [-j FILE] [-w WHAT] [MODEL...]
+ *
+ * WHAT: p, e, d, c for prefill, prefill with export, decode, copies; default all of them.
  *
  * At the level of device_submit: a step is tokens in, logits out, host's clock around it, so launch
  * and the logits' way to the host are in. Floors as in docs/results: the larger of FLOPs over the
@@ -22,7 +24,7 @@
 enum { MAX_ROUNDS = 101, LANES = 4, LONGEST = 8192, STEPS = 40 };
 
 struct bench {
-    const char *device_name;
+    const char *device_name, *what;
     unsigned rounds;
     FILE *json;
     struct device_ceilings top;
@@ -153,9 +155,38 @@ static double weight_bytes(const struct bench *b)
     return model_decode_bytes(b->config, 0, 2, 2);
 }
 
+/* The last prefill's copies by the device's timestamps: what share of their time lies before the
+ * end of computing, and by `exposed` the milliseconds behind it. */
+static double hidden_share(struct bench *b, double *exposed)
+{
+    static struct device_layer_time t[KV_MAX_LAYERS];
+    uint64_t end = 0;
+    double all = 0, behind = 0;
+    uint32_t n = device_layer_times(b->program, t, KV_MAX_LAYERS, &end);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t from = t[i].copy_ns > end ? t[i].copy_ns : end;
+        all += (double)(t[i].copied_ns - t[i].copy_ns);
+        behind += t[i].copied_ns > from ? (double)(t[i].copied_ns - from) : 0;
+    }
+    *exposed = behind / 1e6;
+    return all > 0 ? 1 - behind / all : 0;
+}
+
+static void put_hidden(struct bench *b, uint32_t n, double share, double exposed)
+{
+    printf("%-22s %-14s B1 %5u  %9.3f ms  behind the end of computing, %5.1f %% of the copies "
+           "hidden\n",
+           b->name, "export exposed", n, exposed, 100 * share);
+    if (b->json)
+        fprintf(b->json,
+                "{\"model\":\"%s\",\"what\":\"export exposed\",\"tokens\":%u,\"ms\":%.4f,"
+                "\"hidden\":%.4f}\n",
+                b->name, n, exposed, share);
+}
+
 static void time_prefill(struct bench *b, uint32_t n, bool exports)
 {
-    double t[MAX_ROUNDS];
+    double t[MAX_ROUNDS], share[MAX_ROUNDS], exposed[MAX_ROUNDS];
     double flops = model_prefill_flops(b->config, n);
     double by_flops = 1e3 * flops / b->top.matrix_flops_s;
     double by_bytes = 1e3 * weight_bytes(b) / b->top.copy_bytes_s;
@@ -165,8 +196,12 @@ static void time_prefill(struct bench *b, uint32_t n, bool exports)
         double seconds = prefill(b, s, n, exports ? &layers : NULL);
         if (i >= 2)
             t[i - 2] = seconds;
+        if (i >= 2 && exports)
+            share[i - 2] = hidden_share(b, &exposed[i - 2]);
         kv_seq_close(s);
     }
+    if (exports)
+        put_hidden(b, n, median(share, b->rounds), median(exposed, b->rounds));
     put(b, exports ? "prefill+export" : "prefill", 1, n, 1e3 * median(t, b->rounds),
         by_flops > by_bytes ? by_flops : by_bytes, flops, b->top.matrix_flops_s);
 }
@@ -210,8 +245,8 @@ static void time_copies(struct bench *b, uint32_t n)
         for (int back = 0; back < 2; back++) {
             uint64_t start = base_now_ns();
             const struct baton_kv_view *v = kv_seq_views(s);
-            if (back ? device_kv_write(b->device, v, g->n_layers, first, n, &e)
-                     : device_kv_read(b->device, v, g->n_layers, first, n, &e))
+            if (back ? device_kv_write(b->device, 0, v, g->n_layers, first, n, &e)
+                     : device_kv_read(b->device, 0, v, g->n_layers, first, n, &e))
                 die("copy", &e);
             (back ? in : out)[i] = (double)(base_now_ns() - start) / 1e9;
         }
@@ -225,15 +260,15 @@ static void time_copies(struct bench *b, uint32_t n)
 static void measure(struct bench *b)
 {
     static const uint32_t lengths[] = {128, 2048, 8192}, contexts[] = {512, 8192};
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3 && strchr(b->what, 'p'); i++)
         time_prefill(b, lengths[i], false);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3 && strchr(b->what, 'e'); i++)
         time_prefill(b, lengths[i], true);
-    for (unsigned lanes = 1; lanes <= LANES; lanes += LANES - 1)
+    for (unsigned lanes = 1; lanes <= LANES && strchr(b->what, 'd'); lanes += LANES - 1)
         for (int i = 0; i < 2; i++)
             time_decode(b, lanes, contexts[i]);
-    time_copies(b, 2048);
-    time_copies(b, 8192);
+    for (uint32_t n = 2048; n <= 8192 && strchr(b->what, 'c'); n *= 4)
+        time_copies(b, n);
 }
 
 static void run_model(struct bench *b, const char *path)
@@ -251,7 +286,11 @@ static void run_model(struct bench *b, const char *path)
     b->config = model_config_of(m);
     engine_geometry(b->config, BATON_BF16, &g);
     if (kv_pool_open(&b->pool, &g, LANES * (LONGEST + 128), LANES, LONGEST, &e) ||
-        device_kv_open(b->device, kv_pool_memory(b->pool), (size_t)kv_pool_bytes(b->pool), &e))
+        device_kv_open(b->device,
+                       &(struct device_kv_pool){kv_pool_memory(b->pool),
+                                                (size_t)kv_pool_bytes(b->pool), LONGEST + 128,
+                                                LANES},
+                       &e))
         die("KV pool", &e);
     b->logits = malloc((size_t)LANES * b->config->vocab * sizeof(float));
     device_pin(b->device, b->logits, (size_t)LANES * b->config->vocab * sizeof(float));
@@ -272,14 +311,16 @@ int main(int argc, char **argv)
 {
     static char *defaults[] = {"shape:qwen3-0.6b", "shape:gemma-3-1b", "shape:qwen3-4b",
                                "shape:llama-3.1-8b"};
-    struct bench b = {.device_name = "cuda", .rounds = 7};
+    struct bench b = {.device_name = "cuda", .what = "pedc", .rounds = 7};
     struct baton_error e = {0};
     char why[128] = "";
-    for (int opt; (opt = getopt(argc, argv, "d:r:j:")) != -1;) {
+    for (int opt; (opt = getopt(argc, argv, "d:r:j:w:")) != -1;) {
         if (opt == 'd')
             b.device_name = optarg;
         else if (opt == 'r')
             b.rounds = (unsigned)strtoul(optarg, NULL, 10);
+        else if (opt == 'w')
+            b.what = optarg;
         else if (opt == 'j')
             b.json = fopen(optarg, "w");
         else

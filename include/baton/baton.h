@@ -94,6 +94,11 @@ enum baton_mode { BATON_NATIVE = 0, BATON_WHOLE = 1, BATON_STREAM = 2 };
  * went to no engine is freed by baton_link_close. */
 struct baton_link;
 int baton_link_pair(struct baton_link **a, struct baton_link **b, struct baton_error *e);
+/* One end of a stream to whoever listens at "HOST:PORT" or "unix:PATH", for one engine. Waits at
+ * most timeout_ns: BATON_ERR_TIMEOUT. BATON_ERR_IO: nobody listens there; BATON_ERR_USAGE: no
+ * address. The caller has checked that it may connect there. */
+int baton_link_dial(const char *address, uint64_t timeout_ns, struct baton_link **out,
+                    struct baton_error *e);
 void baton_link_close(struct baton_link *l); /* NULL is fine */
 
 /* A trace: what engines do when, in memory that a fork shares, for both roles in one file. Open it
@@ -193,7 +198,8 @@ struct baton_request_options {
     bool local_prefill;   /* consumer: where the handoff fails before COMMIT (refused, torn, a
                              digest that differs, a producer that died or gave up), compute the
                              prompt here, in fresh pages, and go on; the stats say so. Without it:
-                             an error. Needs a device that can prefill */
+                             an error. Needs a device that can prefill. Without a ticket, at a
+                             consumer that has no peer: computed here from the start */
     bool hold; /* producer: prefill, then keep the cache for whoever comes with the ticket. Pages
                   are held until it is fetched, released, cancelled, or its lease ends
                   (BATON_ERR_STALE of baton_next). `mode` is ignored */
@@ -217,6 +223,9 @@ struct baton_request_options {
      * back; it has returned for good when baton_request_close returns. */
     void (*notify)(void *ctx);
     void *notify_ctx;
+    bool ask; /* consumer: have these ids prefilled by the producer at `from` (NULL: the engine's
+                 own peer), which is told no more than the ids. Errors as with `ticket`, and
+                 BATON_ERR_UNSUPPORTED where that producer takes no such request */
 };
 
 struct baton_token {

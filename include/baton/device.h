@@ -36,7 +36,8 @@ enum baton_kv_kind {
     BATON_KV_PAGED =
         1, /* blocks found through a block table; block i holds [i*block, (i+1)*block) */
     BATON_KV_RING = 2, /* one region of `rows` rows; position p lives in row p % rows */
-    BATON_KV_SLID = 3, /* one region of `rows` rows, newest last, older rows moved down in place */
+    BATON_KV_SLID = 3, /* one region of `rows` rows in the order of positions, moved down in place:
+                          p lies in row p - max(0, end - rows) */
 };
 
 /* Layout record, version 1: how the K and V of one layer lie in memory. The wire carries the same
@@ -45,6 +46,11 @@ enum baton_kv_kind {
  *     base + kv*stride_kv + table[p / block]*stride_block + h*stride_head
  *          + (p % block)*stride_position + d*stride_dim
  * with kv = 0 for K and 1 for V. `block` 0 means one block that holds the whole sequence.
+ *
+ * BATON_I8: stride_dim is 1, and a row (one head, one position) is head_dim_padded signed bytes
+ * followed, at the next multiple of 4, by one float32 scale for each `scale_block` of them; element
+ * = byte * scale. The other strides are multiples of 4 and leave room for the scales. Such entries
+ * never travel: the wire has the dtype that the other side reads them as.
  */
 struct baton_kv_layout {
     uint16_t version;   /* 1 */
@@ -135,6 +141,7 @@ struct baton_caps {
                               under another string are not mixed */
     bool whole_prompt;     /* prefills a prompt from position 0 in one submission or not at all */
     uint32_t widths[BATON_MAX_WIDTHS]; /* static: rows of its programs, ascending; 0 ends them */
+    bool lane_kv; /* KV lies in the lanes of the device, in a layout of its own; not host_kv */
 };
 
 #ifdef __cplusplus

@@ -104,6 +104,9 @@ int base_stream_read(const char *path, size_t limit, char **out, size_t *size,
                      struct baton_error *e);
 /* Write atomically: a temporary name beside it, fsync, rename. A full disk leaves the old file. */
 int base_file_write(const char *path, const void *data, size_t n, struct baton_error *e);
+/* Could base_file_write begin there? BATON_ERR_IO that says why not, before hours of work instead
+ * of after them. Nothing is left and no file changed; pipes and devices are not looked at. */
+int base_file_try(const char *path, struct baton_error *e);
 /* dir + "/" + name, refusing names that leave the folder; free(). */
 char *base_path_join(const char *dir, const char *name, struct baton_error *e);
 

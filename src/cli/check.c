@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "audit/audit.h"
 #include "base/base.h"
 #include "cli/check_priv.h"
 #include "cli/run_priv.h"
@@ -30,6 +31,9 @@ static const char help[] =
     "  --reference on|off    compare native with cpu:ref (default on; slow on large models)\n"
     "  --fault import-flip[:SEED]    plant a fault: one bit flipped at the consumer after import.\n"
     "                        The check must then fail and name the place\n"
+    "  --evidence DIR        keep all of it in a folder below DIR (docs/evidence.md)\n"
+    "  --against FOLDER      compare with the outputs in an earlier folder; exit 1 where they "
+    "differ\n"
     "  --threads N, --cpus LIST, --json, -v, -q\n"
     "\n"
     "example\n"
@@ -138,9 +142,11 @@ static int parse_check(int opt, const char *v, struct cli_check_args *a, struct 
     case OPT_THREADS:
         return cli_parse_u32("--threads", v, 1, 1024, &a->options.threads, e);
     case OPT_EVIDENCE:
-        return base_fail(e, BATON_ERR_UNSUPPORTED, "--evidence is not built yet");
+        a->evidence = v;
+        return 0;
     case OPT_AGAINST:
-        return base_fail(e, BATON_ERR_UNSUPPORTED, "--against is not built yet");
+        a->against = v;
+        return 0;
     default:
         return 1;
     }
@@ -219,16 +225,18 @@ static int run_cases(struct cli_check *c, const struct cli_check_args *a, struct
     if (rc == 0)
         rc = cli_check_prompts(c, o.model, e);
     if (rc == 0)
+        rc = cli_check_begin(c, o.model, e);
+    if (rc == 0)
         rc = prepare(&o, e);
     cli_progress_init(&progress, &a->common);
     o.progress = draw;
     o.ctx = &progress;
     for (uint32_t i = 0; i < c->n_cases && rc == 0; i++) {
-        if (c->cases[i].result.verdict == VERIFY_ERROR)
-            continue; /* there is no prompt */
-        verify_check(&o, &c->cases[i].prompt, &c->cases[i].result);
+        rc = cli_check_one(c, &o, &c->cases[i], e);
         cli_progress_end(&progress);
     }
+    if (rc == 0)
+        rc = cli_check_end(c, e);
     baton_model_close(o.model);
     return rc;
 }
@@ -237,7 +245,7 @@ static int run_cases(struct cli_check *c, const struct cli_check_args *a, struct
 static int exit_code(const struct cli_check *c)
 {
     if (cli_check_verdict(c) == VERIFY_PASS)
-        return 0;
+        return cli_check_differs(c);
     if (cli_check_verdict(c) == VERIFY_FAIL)
         return 1;
     for (uint32_t i = 0; i < c->n_cases; i++)
@@ -250,6 +258,8 @@ int cli_check(int argc, char **argv)
 {
     struct cli_check_args a = {
         .mode = BATON_WHOLE,
+        .argc = argc,
+        .argv = argv,
         .options = {.prefill = "cpu", .decode = "cpu", .mode = BATON_WHOLE, .n = 32, .repeats = 3},
     };
     struct cli_check c = {.args = &a};
@@ -270,8 +280,11 @@ int cli_check(int argc, char **argv)
         cli_check_table(&c);
         rc = exit_code(&c);
     }
-    for (uint32_t i = 0; i < c.n_cases; i++)
+    for (uint32_t i = 0; i < c.n_cases; i++) {
         verify_prompt_free(&c.cases[i].prompt);
+        json_decref(c.cases[i].against);
+    }
+    audit_evidence_drop(c.evidence);
     free(c.cases);
     return rc;
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "audit/audit.h"
 #include "base/base.h"
 #include "cli/check_priv.h"
 #include "cli/run_priv.h"
@@ -20,6 +21,14 @@ enum verify_verdict cli_check_verdict(const struct cli_check *c)
             all = v;
     }
     return all;
+}
+
+bool cli_check_differs(const struct cli_check *c)
+{
+    for (uint32_t i = 0; i < c->n_cases; i++)
+        if (json_is_string(c->cases[i].against))
+            return true;
+    return false;
 }
 
 /* ---- JSON --------------------------------------------------------------------------------- */
@@ -145,7 +154,7 @@ static void add_error(json_t *o, const struct cli_check_args *a, const struct ve
     json_object_update_new(o, more);
 }
 
-static json_t *case_json(const struct cli_check_args *a, const struct cli_check_case *c)
+struct json_t *cli_check_case_json(const struct cli_check_args *a, const struct cli_check_case *c)
 {
     const struct verify_case *r = &c->result;
     json_t *o = json_pack("{s:s,s:s,s:i,s:i,s:i,s:s,s:o}", "name", c->prompt.name, "prompt",
@@ -156,6 +165,13 @@ static json_t *case_json(const struct cli_check_args *a, const struct cli_check_
         add_error(o, a, r);
     else if (o)
         add_figures(o, a, r);
+    if (o && c->evidence[0])
+        json_object_set_new(o, "evidence", json_string(c->evidence));
+    if (o && c->against)
+        json_object_set_new(o, "against",
+                            json_pack("{s:s,s:O}", "verdict",
+                                      json_is_null(c->against) ? "equal" : "differs", "why",
+                                      c->against));
     return o;
 }
 
@@ -164,13 +180,15 @@ struct json_t *cli_check_json(const struct cli_check *c)
     const struct cli_check_args *a = c->args;
     json_t *cases = json_array();
     for (uint32_t i = 0; i < c->n_cases; i++)
-        json_array_append_new(cases, case_json(a, &c->cases[i]));
-    return json_pack("{s:i,s:s,s:{s:s,s:s,s:s,s:s,s:s,s:i,s:{s:b,s:b}},s:o,s:s}", "schema", 1,
+        json_array_append_new(cases, cli_check_case_json(a, &c->cases[i]));
+    return json_pack("{s:i,s:s,s:{s:s,s:s,s:s,s:s,s:s,s:i,s:{s:b,s:b}},s:o,s:s*,s:s}", "schema", 1,
                      "model", a->model, "route", "mode", cli_run_mode_names[a->mode], "prefill",
                      a->options.prefill, "decode", a->options.decode, "transport", "inproc",
                      "second_transport", "socketpair", "processes", 1, "emulated", "prefill",
                      cli_emulated(a->options.prefill), "decode", cli_emulated(a->options.decode),
-                     "cases", cases, "verdict", verdict_names[cli_check_verdict(c)]);
+                     "cases", cases, "evidence",
+                     c->evidence ? audit_evidence_path(c->evidence) : NULL, "verdict",
+                     verdict_names[cli_check_verdict(c)]);
 }
 
 /* ---- table -------------------------------------------------------------------------------- */
@@ -229,6 +247,12 @@ void cli_check_table(const struct cli_check *c)
             printf("  %s\n", r->why);
         if (!r->error.code && a->common.verbosity >= 0)
             print_figures(r);
+        if (x->against)
+            printf("  %-10s %s\n", "against",
+                   json_is_null(x->against) ? "the same tokens, slots and logits"
+                                            : json_string_value(x->against));
     }
+    if (c->evidence)
+        printf("evidence in %s\n", audit_evidence_path(c->evidence));
     printf("%s\n", verdict_names[cli_check_verdict(c)]);
 }

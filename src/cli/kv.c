@@ -60,13 +60,16 @@ static int export(const struct cli_kv_args *a, struct baton_error *e)
     struct baton_model *model = NULL;
     if (!!a->text + !!a->chat + !!a->ids_text != 1)
         return base_fail(e, BATON_ERR_USAGE, "kv export needs one of -p, --chat and --ids");
+    int rc = base_file_try(a->files[0], e);
+    if (rc)
+        return rc;
     r.common.json = true; /* the token after it is nobody's answer: not printed */
     r.text = a->text;
     r.chat = a->chat;
     r.ids_text = a->ids_text;
     r.n = 1;
     r.kv_save = a->files[0];
-    int rc = cli_run_execute(&r, &model, &result, e);
+    rc = cli_run_execute(&r, &model, &result, e);
     cli_run_result_free(&result);
     baton_model_close(model);
     return rc ? rc : cli_kv_inspect(a, e);

@@ -9,6 +9,7 @@
 
 #include "base/base.h"
 #include "cli/cli.h"
+#include "engine/engine.h"
 #include "model/chat.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
@@ -111,19 +112,23 @@ static int hash(const struct model_args *a, struct baton_error *e)
         rc = model_hash(m, a->threads, a->no_cache, draw, &progress, &id, e);
     cli_progress_end(&progress);
     if (!rc) {
-        char arch[65], weights[65], tokenizer[65], pin[65];
+        char arch[65], weights[65], numerics[65], tokenizer[65], pin[65];
+        uint8_t meaning[32];
+        engine_numerics(model_config_of(m), meaning);
+        base_hex(meaning, 32, numerics);
         base_hex(id.arch, 32, arch);
         base_hex(id.weights, 32, weights);
         base_hex(id.tokenizer, 32, tokenizer);
         base_hex(id.pin, 32, pin);
         if (a->common.json)
-            rc = cli_print_json(json_pack("{s:i,s:s,s:s,s:s,s:s,s:s}", "schema", 1, "path",
+            rc = cli_print_json(json_pack("{s:i,s:s,s:s,s:s,s:s,s:s,s:s}", "schema", 1, "path",
                                           model_path(m), "arch", arch, "weights", weights,
-                                          "tokenizer", tokenizer, "pin", pin),
+                                          "numerics", numerics, "tokenizer", tokenizer, "pin", pin),
                                 0);
         else
-            printf("arch       %s\nweights    %s\ntokenizer  %s\npin        sha256:%s\n", arch,
-                   weights, tokenizer, pin);
+            printf("arch       %s\nweights    %s\nnumerics   %s\ntokenizer  %s\npin        "
+                   "sha256:%s\n",
+                   arch, weights, numerics, tokenizer, pin);
     }
     model_close(m);
     return rc;

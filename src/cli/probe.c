@@ -2,11 +2,13 @@
 /* baton probe: does a device compute a model as it should? */
 #include <getopt.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/base.h"
 #include "cli/cli.h"
+#include "cli/evidence_priv.h"
 #include "verify/probe.h"
 
 static const char help[] =
@@ -19,16 +21,19 @@ static const char help[] =
     "  -m MODEL         Hugging Face folder, or shape:NAME[:SEED]\n"
     "  --device DEV     cpu (default), npu:rngd (emulated), ...\n"
     "  --fault NAME     plant a fault; emulated devices only\n"
+    "  --evidence DIR   keep what was measured in a folder below DIR (docs/evidence.md)\n"
     "  --threads N, --json, -v, -q\n"
     "\n"
     "example\n"
     "  baton probe all -m models/gemma3-tiny --device npu:rngd --fault noncausal\n";
 
-enum { OPT_DEVICE = 256, OPT_FAULT, OPT_THREADS };
+enum { OPT_DEVICE = 256, OPT_FAULT, OPT_THREADS, OPT_EVIDENCE };
 
 struct args {
-    const char *model, *device, *fault;
+    const char *model, *device, *fault, *evidence;
     uint32_t threads;
+    int argc;
+    char **argv;
 };
 
 static int take(void *args, int opt, const char *value, struct baton_error *e)
@@ -40,6 +45,8 @@ static int take(void *args, int opt, const char *value, struct baton_error *e)
         a->device = value;
     else if (opt == OPT_FAULT)
         a->fault = value;
+    else if (opt == OPT_EVIDENCE)
+        a->evidence = value;
     else
         return cli_parse_u32("--threads", value, 0, 1024, &a->threads, e);
     return 0;
@@ -51,11 +58,14 @@ static json_t *finding_json(const char *name, const struct verify_finding *f)
 {
     bool ran = f->verdict != VERIFY_PROBE_NA;
     json_t *where = ran && f->tensor[0]
-                        ? json_pack("{s:i,s:s,s:n,s:i}", "layer", (int)f->layer, "tensor",
-                                    f->tensor, "lane", "position", (int)f->position)
+                        ? json_pack("{s:i,s:s,s:o,s:i}", "layer", (int)f->layer, "tensor",
+                                    f->tensor, "lane",
+                                    f->lane < 0 ? json_null() : json_integer(f->lane), "position",
+                                    (int)f->position)
                         : json_null();
     return json_pack("{s:s,s:s,s:s,s:o,s:o,s:o,s:s}", "name", name, "verdict", verdicts[f->verdict],
-                     "metric", f->metric, "value", ran ? json_real(f->value) : json_null(), "limit",
+                     "metric", f->metric, "value",
+                     ran && isfinite(f->value) ? json_real(f->value) : json_null(), "limit",
                      ran ? json_real(f->limit) : json_null(), "where", where, "why", f->why);
 }
 
@@ -69,9 +79,44 @@ static void print_finding(const char *name, const struct verify_finding *f)
     printf("%s%s\n", f->why[0] ? ": " : "", f->why);
 }
 
+/* ---- evidence ----------------------------------------------------------------------------- */
+
+static const char *const limits[] = {
+    "Fixed prompts on one device, in this build: what a probe does not look at is not shown.",
+    "What a probe measured is kept, not the caches that it was measured from.",
+    "docs/probes.md says what the probes do not see.", NULL};
+
+static int begin(const struct args *a, const char *device, const struct baton_model *m,
+                 struct audit_evidence **out, struct baton_error *e)
+{
+    const struct audit_device devices[] = {{"probed", device}, {NULL, NULL}};
+    const struct cli_evidence x = {.command = "probe",
+                                   .argc = a->argc,
+                                   .argv = a->argv,
+                                   .dir = a->evidence,
+                                   .model = a->model,
+                                   .opened = m,
+                                   .devices = devices,
+                                   .limits = limits,
+                                   .repeats = 1};
+    return a->evidence ? cli_evidence_open(&x, out, e) : 0;
+}
+
+/* The finding itself is all that is kept. */
+static int keep(struct audit_evidence *ev, const char *name, const struct verify_finding *f,
+                struct baton_error *e)
+{
+    json_t *result = finding_json(name, f), *raw = json_deep_copy(result);
+    json_object_del(raw, "verdict");
+    json_object_set_new(raw, "ran", json_boolean(f->verdict != VERIFY_PROBE_NA));
+    const struct audit_attempt a = {.name = name, .raw = raw, .result = result, .supersedes = -1};
+    return audit_evidence_add(ev, &a, e);
+}
+
 /* The probes from `first` to `last`; *failed: one does. */
 static int run_all(const struct args *a, const char *device, struct baton_model *m, int first,
-                   int last, json_t *list, bool *failed, struct baton_error *e)
+                   int last, json_t *list, struct audit_evidence *ev, bool *failed,
+                   struct baton_error *e)
 {
     for (int i = first; i <= last; i++) {
         struct verify_finding f;
@@ -83,8 +128,12 @@ static int run_all(const struct args *a, const char *device, struct baton_model 
             json_array_append_new(list, finding_json(verify_probe_names[i], &f));
         else
             print_finding(verify_probe_names[i], &f);
+        rc = ev ? keep(ev, verify_probe_names[i], &f, e) : 0;
+        if (rc)
+            return rc;
     }
-    return 0;
+    const struct audit_cleanup none = {0}; /* probes open no lanes, blocks or tickets */
+    return ev ? audit_evidence_finish(ev, &none, e) : 0;
 }
 
 static int device_name(const struct args *a, char *out, size_t size, struct baton_error *e)
@@ -106,6 +155,7 @@ static int probe(const struct args *a, const char *which, const struct cli_commo
     char device[160];
     bool failed = false;
     struct baton_model *m = NULL;
+    struct audit_evidence *ev = NULL;
     if (!a->model)
         return cli_fail(common, (base_fail(e, BATON_ERR_USAGE, "no model: -m is missing"), e));
     int rc = device_name(a, device, sizeof device, e);
@@ -116,11 +166,16 @@ static int probe(const struct args *a, const char *which, const struct cli_commo
     const struct baton_model_options mo = {.struct_size = sizeof mo, .path = a->model};
     if (rc == 0)
         rc = baton_model_open(&mo, &m, e);
+    if (rc == 0)
+        rc = begin(a, device, m, &ev, e);
     json_t *list = common->json ? json_array() : NULL;
     if (rc == 0 && !list && cli_emulated(a->device))
         printf("%s is emulated: it computes on this machine's cpu\n", a->device);
     if (rc == 0)
-        rc = run_all(a, device, m, first, last, list, &failed, e);
+        rc = run_all(a, device, m, first, last, list, ev, &failed, e);
+    if (rc == 0 && ev && !list)
+        printf("evidence in %s\n", audit_evidence_path(ev));
+    audit_evidence_drop(ev);
     baton_model_close(m);
     if (rc) {
         json_decref(list);
@@ -140,13 +195,14 @@ int cli_probe(int argc, char **argv)
                                             {"device", required_argument, NULL, OPT_DEVICE},
                                             {"fault", required_argument, NULL, OPT_FAULT},
                                             {"threads", required_argument, NULL, OPT_THREADS},
+                                            {"evidence", required_argument, NULL, OPT_EVIDENCE},
                                             {"json", no_argument, NULL, 'j'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
     static const struct cli_syntax syntax = {":m:hvq", help, options, take, true};
     struct cli_common common = {0};
     struct baton_error e = {0};
-    struct args a = {.device = "cpu"};
+    struct args a = {.device = "cpu", .argc = argc, .argv = argv};
     bool helped = false;
     if (cli_parse(argc, argv, &syntax, &common, &a, &helped, &e))
         return cli_fail(&common, &e);

@@ -30,6 +30,9 @@ static const char help[] =
     "  --mode native|whole|stream    one process / KV after the prefill / KV layer by layer\n"
     "                        (default whole)\n"
     "  --transport inproc|tcp|shm    one process / TCP on loopback / shared memory (default shm)\n"
+    "                        or remote:HOST:PORT, where another program has that role\n"
+    "                        (docs/bring-up.md); the tokens of a remote decode come out there\n"
+    "  --kv-key-file F       the secret that both ends of a remote route have\n"
     "  --digest on|off       slot digests (default on)\n"
     "  --on-handoff-failure fail|local-prefill   where the KV does not arrive whole: an error\n"
     "                        (default), or the decode side computes the prompt itself\n"
@@ -80,6 +83,7 @@ enum {
     OPT_ON_FAILURE,
     OPT_ALLOW_WEIGHTS,
     OPT_TRACE,
+    OPT_KEY_FILE,
 };
 
 static const struct option options[] = {
@@ -111,6 +115,7 @@ static const struct option options[] = {
     {"on-handoff-failure", required_argument, NULL, OPT_ON_FAILURE},
     {"allow-weights-mismatch", no_argument, NULL, OPT_ALLOW_WEIGHTS},
     {"trace", required_argument, NULL, OPT_TRACE},
+    {"kv-key-file", required_argument, NULL, OPT_KEY_FILE},
     {"json", no_argument, NULL, 'j'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
@@ -248,6 +253,9 @@ static int parse_option(void *args, int opt, const char *v, struct baton_error *
     case OPT_TRACE:
         a->trace = v;
         return 0;
+    case OPT_KEY_FILE:
+        a->key_file = v;
+        return 0;
     default:
         return base_fail(e, BATON_ERR_USAGE, "unknown option; see `baton run --help`");
     }
@@ -266,6 +274,9 @@ static int check_outputs(const struct run_args *a, struct baton_error *e)
             continue;
         if (!*out[i].path)
             return base_fail(e, BATON_ERR_USAGE, "%s needs the name of a file", out[i].option);
+        int rc = base_file_try(out[i].path, e);
+        if (rc)
+            return rc;
         if (stat(out[i].path, &st) == 0 && !S_ISREG(st.st_mode))
             continue;
         for (size_t j = 0; j < i; j++)
@@ -291,7 +302,8 @@ static int check(const struct run_args *a, struct baton_error *e)
                          "mode native runs on one device, not on --prefill %.40s and --decode "
                          "%.40s",
                          a->prefill, a->decode);
-    return check_outputs(a, e);
+    int rc = cli_run_remote_check(a, e);
+    return rc ? rc : check_outputs(a, e);
 }
 
 static int parse(int argc, char **argv, struct run_args *a, bool *done, struct baton_error *e)
@@ -307,6 +319,8 @@ static int parse(int argc, char **argv, struct run_args *a, bool *done, struct b
         a->prefill = "cpu";
     if (!a->decode)
         a->decode = "cpu";
+    if (cli_run_remote(a->prefill) || cli_run_remote(a->decode))
+        a->transport = RUN_TCP;
     return check(a, e);
 }
 

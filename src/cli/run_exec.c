@@ -12,10 +12,10 @@
 #include "base/base.h"
 #include "cli/run_priv.h"
 #include "engine/engine.h"
+#include "handoff/handoff.h"
 #include "model/tokenizer.h"
 
 #define DEFAULT_TOKENS 256u
-#define PROMPT_LIMIT ((size_t)64 << 20)
 
 /* What both processes know of a run. */
 struct run {
@@ -31,7 +31,9 @@ struct run {
     struct baton_request *producer;
     struct baton_error *failure; /* where a producer process leaves its error; NULL = nowhere */
     uint64_t request_id;
-    uint8_t key[32]; /* of the handoff, for this run alone: made before the fork */
+    /* Of the handoff: for this run alone, made before the fork; or of --kv-key-file. */
+    uint8_t key[HANDOFF_MAX_KEY];
+    size_t key_bytes; /* 0 = none */
     uint32_t ctx, max_tokens;
 };
 
@@ -59,50 +61,7 @@ static void draw(void *ctx, const char *what, uint64_t done, uint64_t all)
     cli_progress_draw(ctx, what, done, all);
 }
 
-/* ---- prompt ------------------------------------------------------------------------------- */
-
-static int read_prompt_text(const struct run_args *a, char **text, size_t *n, struct baton_error *e)
-{
-    if (a->prompt_file)
-        return base_stream_read(a->prompt_file, PROMPT_LIMIT, text, n, e);
-    if (!a->chat && !a->text) {
-        if (isatty(STDIN_FILENO))
-            fputs("baton: reading the prompt from the terminal; end it with Ctrl-D\n", stderr);
-        return cli_read_all(STDIN_FILENO, PROMPT_LIMIT, text, n, e);
-    }
-    const char *given = a->chat ? a->chat : a->text;
-    *n = strlen(given);
-    *text = base_try_strdup(given, e);
-    return *text ? 0 : BATON_ERR_NOMEM;
-}
-
-static int read_prompt(struct run *x, struct baton_error *e)
-{
-    const struct run_args *a = x->args;
-    struct run_result *r = x->result;
-    if (a->ids) {
-        r->prompt = base_try_alloc(a->n_ids, sizeof *r->prompt, e);
-        if (!r->prompt)
-            return BATON_ERR_NOMEM;
-        memcpy(r->prompt, a->ids, a->n_ids * sizeof *r->prompt);
-        r->n_prompt = a->n_ids;
-        return 0;
-    }
-    if (a->ids_text)
-        return cli_parse_ids("--ids", a->ids_text, &r->prompt, &r->n_prompt, e);
-    char *text = NULL;
-    size_t n = 0;
-    int rc = read_prompt_text(a, &text, &n, e);
-    /* A file's or pipe's last newline belongs to the line, not to the question. */
-    while (!rc && !a->text && !a->chat && n && (text[n - 1] == '\n' || text[n - 1] == '\r'))
-        n--;
-    if (!rc && n == 0)
-        rc = base_fail(e, BATON_ERR_INPUT, "the prompt is empty");
-    if (!rc)
-        rc = baton_tokenize(x->model, text, n, !a->text, &r->prompt, &r->n_prompt, e);
-    free(text);
-    return rc;
-}
+/* ---- sizes -------------------------------------------------------------------------------- */
 
 /* Positions to keep room for: asked for, or just what this one request needs. */
 static int size_context(struct run *x, struct baton_error *e)
@@ -152,10 +111,12 @@ static int check_memory(const struct run *x, struct baton_error *e)
 
 /* ---- engines and requests ----------------------------------------------------------------- */
 
-/* The way to the other role: a socket between processes, or a link inside this one. */
+/* The way to the other role: a socket between processes, a link inside this one or to another
+ * machine, or the address of a producer that is asked. */
 struct way {
     int fd;
     struct baton_link *link;
+    const char *ask;
 };
 
 static int open_request(struct run *x, enum baton_role role, struct way way,
@@ -172,8 +133,9 @@ static int open_request(struct run *x, enum baton_role role, struct way way,
         .threads = a->threads,
         .peer_fd = way.fd,
         .link = way.link,
-        .key = x->key,
-        .key_bytes = sizeof x->key,
+        .no_peer = way.ask != NULL,
+        .key = x->key_bytes ? x->key : NULL,
+        .key_bytes = x->key_bytes,
         .no_digest = a->no_digest,
         .trace = x->trace,
     };
@@ -196,12 +158,15 @@ static int open_request(struct run *x, enum baton_role role, struct way way,
         .kv_save = role == BATON_PRODUCER ? NULL : a->kv_save,
         .kv_load = a->kv_load,
         .local_prefill = role == BATON_CONSUMER && a->local_prefill,
+        .ask = way.ask != NULL,
+        .from = way.ask,
     };
     int rc = baton_engine_open(x->model, &eo, engine, e);
     return rc ? rc : baton_submit(*engine, &ro, request, e);
 }
 
 enum { LOOK_NS = 100000000 };
+#define DIAL_NS 10000000000u
 
 static uint32_t prefilled_tokens(struct baton_request *request)
 {
@@ -257,32 +222,6 @@ static int produce(void *ctx, int fd)
     return cli_exit_code(rc);
 }
 
-static int keep_token(struct run_result *r, const struct baton_token *t, uint32_t vocab,
-                      struct baton_error *e)
-{
-    if (r->n_ids == r->cap_ids) {
-        size_t cap = r->cap_ids ? r->cap_ids * 2 : 64, row = (size_t)vocab * sizeof(float);
-        int32_t *ids = base_try_realloc(r->ids, cap, sizeof *ids, e);
-        if (ids)
-            r->ids = ids;
-        int32_t *argmax = ids ? base_try_realloc(r->argmax, cap, sizeof *argmax, e) : NULL;
-        if (argmax)
-            r->argmax = argmax;
-        float *logits = argmax && t->logits ? base_try_realloc(r->logits, cap, row, e) : NULL;
-        if (logits)
-            r->logits = logits;
-        if (!argmax || (t->logits && !logits))
-            return BATON_ERR_NOMEM;
-        r->cap_ids = cap;
-    }
-    r->ids[r->n_ids] = t->id;
-    r->argmax[r->n_ids] = t->argmax;
-    if (t->logits)
-        memcpy(r->logits + r->n_ids * vocab, t->logits, (size_t)vocab * sizeof(float));
-    r->n_ids++;
-    return 0;
-}
-
 /* The stream of text on the terminal; silent where the model has no tokenizer or with --json. */
 static int print_piece(struct model_detokenizer *d, const int32_t *id, struct baton_error *e)
 {
@@ -305,7 +244,7 @@ static int pull(struct run *x, struct baton_request *request, struct model_detok
     int rc;
     while ((rc = next_token(x, request, &token, e)) == 1) {
         cli_progress_end(&x->progress);
-        rc = keep_token(x->result, &token, vocab, e);
+        rc = cli_run_result_keep(x->result, &token, vocab, e);
         if (!rc && d)
             rc = print_piece(d, &token.id, e);
         if (rc)
@@ -402,21 +341,22 @@ static int load(struct run *x, struct baton_error *e)
         .threads = a->threads,
         .progress = draw,
         .ctx = &x->progress,
-        .content_identity = a->kv_save || a->kv_load,
+        .content_identity = a->kv_save || a->kv_load || cli_run_remote(a->prefill) ||
+                            cli_run_remote(a->decode),
     };
     uint64_t start = base_now_ns();
     int rc = baton_model_open(&mo, &x->model, e);
     if (!rc)
-        rc = read_prompt(x, e);
+        rc = cli_run_prompt(a, x->model, x->result, e);
     if (!rc && a->kv_load)
         rc = check_file(x, e);
     if (!rc)
         rc = size_context(x, e);
     if (!rc)
         rc = check_memory(x, e);
-    if (!rc)
+    if (!rc && !cli_run_remote(a->decode))
         rc = baton_model_prepare(x->model, a->decode, e);
-    if (!rc && strcmp(a->decode, a->prefill))
+    if (!rc && !cli_run_remote(a->prefill) && strcmp(a->decode, a->prefill))
         rc = baton_model_prepare(x->model, a->prefill, e);
     cli_progress_end(&x->progress);
     if (rc == BATON_ERR_IO)
@@ -446,6 +386,59 @@ static int consume_forked(struct run *x, struct baton_error *e)
     return rc;
 }
 
+/* The other end is at an address: a secret that both were given, or none on this machine. */
+static int make_key(struct run *x, struct baton_error *e)
+{
+    const struct run_args *a = x->args;
+    if (a->key_file)
+        return handoff_key_read(a->key_file, x->key, &x->key_bytes, e);
+    x->key_bytes = cli_run_remote(a->prefill) || cli_run_remote(a->decode) ? 0 : 32;
+    return base_random(x->key, x->key_bytes, e);
+}
+
+/* This process prefills and hands the cache to a consumer at an address, which decodes: its tokens
+ * come out there. */
+static int hand_over(struct run *x, const char *address, struct baton_error *e)
+{
+    struct baton_engine *engine = NULL;
+    struct baton_request *request = NULL;
+    struct baton_link *link = NULL;
+    struct baton_token token;
+    int rc = baton_link_dial(address, DIAL_NS, &link, e);
+    if (rc)
+        return e->code = BATON_ERR_PEER;
+    rc = open_request(x, BATON_PRODUCER, (struct way){.fd = -1, .link = link}, &engine, &request,
+                      e);
+    if (!rc) {
+        interrupt_target = request;
+        if (interrupted)
+            baton_cancel(request);
+        rc = next_token(x, request, &token, e);
+        cli_progress_end(&x->progress);
+        interrupt_target = NULL;
+        x->result->stats.struct_size = sizeof x->result->stats;
+        baton_request_stats(request, &x->result->stats);
+    }
+    if (rc == BATON_ERR_CANCELLED && interrupted)
+        rc = 0;
+    baton_request_close(request);
+    baton_engine_close(engine);
+    return rc;
+}
+
+static int route(struct run *x, struct baton_error *e)
+{
+    const struct run_args *a = x->args;
+    const char *prefill = cli_run_remote(a->prefill), *decode = cli_run_remote(a->decode);
+    if (a->mode == BATON_NATIVE)
+        return consume(x, (struct way){.fd = -1}, e);
+    if (prefill)
+        return consume(x, (struct way){.fd = -1, .ask = prefill}, e);
+    if (decode)
+        return hand_over(x, decode, e);
+    return a->transport == RUN_INPROC ? consume_inproc(x, e) : consume_forked(x, e);
+}
+
 /* Of a run that failed, too: that is when one wants to see it. The first error is told. */
 static int save_trace(struct run *x, int rc, struct baton_error *e)
 {
@@ -464,7 +457,7 @@ int cli_run_execute(const struct run_args *a, struct baton_model **model, struct
     if (!rc)
         rc = base_random(&x.request_id, sizeof x.request_id, e);
     if (!rc)
-        rc = base_random(x.key, sizeof x.key, e);
+        rc = make_key(&x, e);
     if (!rc && a->trace)
         rc = baton_trace_open(0, &x.trace, e);
     if (!rc) {
@@ -473,17 +466,6 @@ int cli_run_execute(const struct run_args *a, struct baton_model **model, struct
         sigaction(SIGTERM, &sa, NULL);
     }
     if (!rc)
-        rc = a->mode == BATON_NATIVE      ? consume(&x, (struct way){.fd = -1}, e)
-             : a->transport == RUN_INPROC ? consume_inproc(&x, e)
-                                          : consume_forked(&x, e);
+        rc = route(&x, e);
     return save_trace(&x, rc, e);
-}
-
-void cli_run_result_free(struct run_result *r)
-{
-    free(r->prompt);
-    free(r->ids);
-    free(r->argmax);
-    free(r->logits);
-    free(r->text);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run: what its files share. run.c parses, run_exec.c runs, run_report.c prints, run_logits.c
- * saves. */
+/* run: what its files share. run.c parses, run_prompt.c reads the prompt, run_exec.c runs,
+ * run_remote.c knows the other machine, run_report.c prints, run_logits.c saves. */
 #ifndef CLI_RUN_PRIV_H
 #define CLI_RUN_PRIV_H
 
@@ -28,6 +28,7 @@ struct run_args {
     int32_t *force; /* malloc'ed */
     size_t n_force;
     const char *logits, *kv_save, *kv_load, *trace;
+    const char *key_file; /* of a handoff with another machine */
 };
 
 /* One finished run, for the report. */
@@ -42,7 +43,18 @@ struct run_result {
     uint64_t load_ns;
     struct baton_stats stats;
 };
+/* One more token, with its row of `vocab` logits where it has one. */
+int cli_run_result_keep(struct run_result *r, const struct baton_token *t, uint32_t vocab,
+                        struct baton_error *e);
 void cli_run_result_free(struct run_result *r);
+
+/* The address of a device name "remote:HOST:PORT"; NULL where it is another device. */
+const char *cli_run_remote(const char *device);
+/* Whether the options go with a remote end: which one, what it can be asked, and with which key. */
+int cli_run_remote_check(const struct run_args *a, struct baton_error *e);
+/* The ids of the prompt into *r. */
+int cli_run_prompt(const struct run_args *a, const struct baton_model *m, struct run_result *r,
+                   struct baton_error *e);
 
 /* Load, fork where two processes are asked for, generate. Text is streamed to stdout unless
  * --json. Returns 0 or a code with *e. The model is returned open for the report. */

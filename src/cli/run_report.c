@@ -79,12 +79,13 @@ static json_t *fingerprint_json(const struct run_args *a, const struct model *m)
     return json_string(hex);
 }
 
-/* Rows of the program that the prefill ran; null where it is made for the prompt. */
+/* Rows of the program that the prefill ran; null where it is made for the prompt, or takes it in
+ * chunks. */
 static json_t *width_json(const struct run_args *a, const struct run_result *r)
 {
     struct baton_caps caps;
     const char *name = a->mode == BATON_NATIVE ? a->decode : a->prefill;
-    if (!name || !device_static(name, &caps))
+    if (!name || !device_static(name, &caps) || !caps.whole_prompt)
         return json_null();
     return json_integer(device_width(&caps, (uint32_t)r->n_prompt));
 }
@@ -188,7 +189,11 @@ void cli_run_report_text(const struct run_args *a, struct baton_model *bm,
                 cli_emulated(a->decode) ? " (emulated)" : "",
                 a->transport == RUN_INPROC ? "one process" : "two processes",
                 cli_run_transport_names[a->transport]);
-    if (a->mode != BATON_NATIVE && s->slots)
+    if (cli_run_remote(a->decode)) { /* what was landed and verified is known there */
+        fprintf(stderr, "handoff  %u slots of %u layers, acknowledged; the tokens come out there\n",
+                s->slots, s->layers);
+        print_layers(c, s);
+    } else if (a->mode != BATON_NATIVE && s->slots)
         print_handoff(c, s);
     else if (s->reason[0])
         fprintf(stderr, "handoff  %s: %s\n", s->verdict, s->reason);

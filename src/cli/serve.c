@@ -10,6 +10,7 @@
 #include "base/base.h"
 #include "cli/cli.h"
 #include "engine/engine.h"
+#include "cli/serve_priv.h"
 #include "serve/serve.h"
 
 static const char help[] =
@@ -30,7 +31,21 @@ static const char help[] =
     "                        8192)\n"
     "  --threads N           compute threads (default: one a core)\n"
     "  --cpus LIST           run on these CPUs only, e.g. 0,2-3\n"
-    "  --role both           the only one that is built\n"
+    "  --role ROLE           both (default); prefill: answers with a ticket for the cache that it\n"
+    "                        keeps; decode: pulls the cache of a request's ticket and goes on\n"
+    "prefill and decode servers, behind a router that speaks vLLM's kv_transfer_params\n"
+    "  --kv-host ADDRESS     prefill: where tickets are claimed (default 127.0.0.1)\n"
+    "  --kv-port N           prefill: (default 0: any free one)\n"
+    "  --kv-advertise HOST:PORT   prefill: what decode servers connect to instead\n"
+    "  --kv-allow NET        decode: whom a request may name as its prefill server: 10.0.0.0/8, "
+    "an\n"
+    "                        address, a host name; may be repeated (default: this machine)\n"
+    "  --kv-key-file FILE    a secret that both have; needed as soon as they are two machines\n"
+    "  --lease SEC           how long a cache is kept for its ticket (default 30); the same at "
+    "both\n"
+    "  --on-handoff-failure fail|local-prefill   decode: an error (default), or compute the "
+    "prompt\n"
+    "  --digest on|off       slot digests (default on)\n"
     "HTTP\n"
     "  --host ADDRESS        where to listen (default 127.0.0.1)\n"
     "  --port N              (default 8000; 0 = any free one, which is printed)\n"
@@ -39,13 +54,15 @@ static const char help[] =
     "  --api-key-file FILE   ask for one of these keys, one a line\n"
     "  --tls-cert FILE --tls-key FILE   HTTPS with this certificate and key (PEM)\n"
     "output\n"
+    "  --request-log FILE    append a line of JSON for each request; - is stderr\n"
     "  --json                one JSON document on stdout when it has ended\n"
     "  -v, -q                more, or fewer, messages; -v shows every request\n"
     "\n"
     "example\n"
     "  baton serve -m models/gemma3-tiny --lanes 4 --port 8000 &\n"
     "  curl localhost:8000/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\",\n"
-    "       \"content\": \"What is the capital of France?\"}], \"stream\": true}'\n";
+    "       \"content\": \"What is the capital of France?\"}], \"stream\": true}'\n"
+    "  A pair, and what a router says to it: docs/serve.md.\n";
 
 enum {
     OPT_ROLE = 256,
@@ -62,6 +79,7 @@ enum {
     OPT_KEYS,
     OPT_CERT,
     OPT_KEY,
+    OPT_REQUEST_LOG,
     OPT_UNBUILT,
 };
 
@@ -83,12 +101,15 @@ static const struct option options[] = {
     {"tls-key", required_argument, NULL, OPT_KEY},
     {"kv-blocks", required_argument, NULL, OPT_UNBUILT},
     {"kv-mem", required_argument, NULL, OPT_UNBUILT},
-    {"kv-host", required_argument, NULL, OPT_UNBUILT},
-    {"kv-port", required_argument, NULL, OPT_UNBUILT},
-    {"kv-advertise", required_argument, NULL, OPT_UNBUILT},
-    {"kv-allow", required_argument, NULL, OPT_UNBUILT},
-    {"kv-key-file", required_argument, NULL, OPT_UNBUILT},
-    {"lease", required_argument, NULL, OPT_UNBUILT},
+    {"kv-host", required_argument, NULL, OPT_KV_HOST},
+    {"kv-port", required_argument, NULL, OPT_KV_PORT},
+    {"kv-advertise", required_argument, NULL, OPT_KV_ADVERTISE},
+    {"kv-allow", required_argument, NULL, OPT_KV_ALLOW},
+    {"kv-key-file", required_argument, NULL, OPT_KV_KEY},
+    {"lease", required_argument, NULL, OPT_LEASE},
+    {"on-handoff-failure", required_argument, NULL, OPT_ON_FAILURE},
+    {"digest", required_argument, NULL, OPT_DIGEST},
+    {"request-log", required_argument, NULL, OPT_REQUEST_LOG},
     {"audit-sample", required_argument, NULL, OPT_UNBUILT},
     {"probe", required_argument, NULL, OPT_UNBUILT},
     {"json", no_argument, NULL, 'j'},
@@ -101,15 +122,15 @@ struct args {
     const char *model, *pin, *device, *cpus, *name;
     uint32_t lanes, ctx, threads, port, max_queue;
     struct serve_options serve;
+    struct serve_kv kv;
 };
 
-static int parse_role(const char *value, struct baton_error *e)
+static int parse_role(const char *value, enum serve_role *role, struct baton_error *e)
 {
     static const char *const words[] = {"both", "prefill", "decode", NULL};
     int word = 0;
     int rc = cli_parse_word("--role", value, words, &word, e);
-    if (rc == 0 && word != 0)
-        rc = base_fail(e, BATON_ERR_UNSUPPORTED, "--role %s is not built yet", value);
+    *role = (enum serve_role)word;
     return rc;
 }
 
@@ -136,10 +157,12 @@ static int parse_http(int opt, const char *v, struct args *a, struct baton_error
     case OPT_KEY:
         a->serve.tls_key = v;
         return 0;
+    case OPT_REQUEST_LOG:
+        a->serve.request_log = v;
+        return 0;
     case OPT_UNBUILT:
         return base_fail(e, BATON_ERR_UNSUPPORTED,
-                         "an option of prefill and decode servers, of "
-                         "the page pool's size or of audits was given: "
+                         "an option of the page pool's size, of probes or of audits was given: "
                          "these are not built yet");
     default:
         return 1;
@@ -154,7 +177,7 @@ static int parse_option(void *args, int opt, const char *v, struct baton_error *
         a->model = v;
         return 0;
     case OPT_ROLE:
-        return parse_role(v, e);
+        return parse_role(v, &a->kv.role, e);
     case OPT_DEVICE:
         a->device = v;
         return 0;
@@ -172,8 +195,7 @@ static int parse_option(void *args, int opt, const char *v, struct baton_error *
         return 0;
     default: {
         int rc = parse_http(opt, v, a, e);
-        return rc == 1 ? base_fail(e, BATON_ERR_USAGE, "unknown option; see `baton serve --help`")
-                       : rc;
+        return rc == 1 ? cli_serve_kv_take(&a->kv, opt, v, e) : rc;
     }
     }
 }
@@ -216,21 +238,25 @@ struct parts {
 
 static int open_engine(const struct args *a, struct parts *p, struct baton_error *e)
 {
-    const struct baton_model_options mo = {
-        .struct_size = sizeof mo, .path = a->model, .pin = a->pin, .threads = a->threads};
-    const struct baton_engine_options eo = {.struct_size = sizeof eo,
-                                            .role = BATON_BOTH,
-                                            .device = a->device,
-                                            .lanes = a->lanes,
-                                            .ctx = a->ctx,
-                                            .threads = a->threads};
+    const struct baton_model_options mo = {.struct_size = sizeof mo,
+                                           .path = a->model,
+                                           .pin = a->pin,
+                                           .threads = a->threads,
+                                           .content_identity = a->kv.role != SERVE_BOTH};
+    struct baton_engine_options eo = {.struct_size = sizeof eo,
+                                      .role = BATON_BOTH,
+                                      .device = a->device,
+                                      .lanes = a->lanes,
+                                      .ctx = a->ctx,
+                                      .threads = a->threads};
+    cli_serve_kv_engine(&a->kv, &eo);
     int rc = baton_model_open(&mo, &p->model, e);
     if (rc == 0)
         rc = baton_engine_open(p->model, &eo, &p->engine, e);
     return rc ? rc : serve_attach(p->serve, p->model, p->engine, e);
 }
 
-static void announce(const struct args *a, const struct serve *s)
+static void announce(const struct args *a, const struct serve *s, struct baton_engine *en)
 {
     const char *host = a->serve.host ? a->serve.host : "127.0.0.1";
     bool v6 = strchr(host, ':') != NULL;
@@ -238,12 +264,15 @@ static void announce(const struct args *a, const struct serve *s)
         fprintf(stderr, "baton: serving %s on %s://%s%s%s:%u\n", a->serve.served_name,
                 a->serve.tls_cert ? "https" : "http", v6 ? "[" : "", host, v6 ? "]" : "",
                 serve_port(s));
+    if (a->common.verbosity >= 0 && a->kv.role == SERVE_PREFILL)
+        fprintf(stderr, "baton: tickets are claimed at %s\n", baton_engine_address(en));
 }
 
 /* What was left when all was closed that can be counted before. */
 struct outcome {
     struct serve_counts counts;
     struct engine_load load;
+    struct baton_ticket_stats tickets;
 };
 
 static int live(const struct args *a, struct parts *p, sigset_t *wanted, struct outcome *o,
@@ -254,25 +283,27 @@ static int live(const struct args *a, struct parts *p, sigset_t *wanted, struct 
         rc = open_engine(a, p, e);
     if (rc)
         return rc;
-    announce(a, p->serve);
+    announce(a, p->serve, p->engine);
     sigwait(wanted, &signal_number);
     serve_drain(p->serve, signalled_again, wanted);
     serve_count(p->serve, &o->counts);
     serve_close(p->serve);
     p->serve = NULL;
     engine_load(p->engine, &o->load);
+    o->tickets.struct_size = sizeof o->tickets;
+    baton_ticket_stats(p->engine, &o->tickets);
     return 0;
 }
 
 static int report(const struct outcome *o)
 {
     const struct serve_counts *c = &o->counts;
-    return cli_print_json(json_pack("{s:i,s:{s:I,s:I,s:I},s:{s:i,s:i}}", "schema", 1, "requests",
-                                    "finished", (json_int_t)c->finished, "refused",
-                                    (json_int_t)c->refused, "cancelled", (json_int_t)c->cancelled,
-                                    "cleanup", "lanes", (int)o->load.lanes_used, "blocks",
-                                    (int)o->load.blocks_used),
-                          0);
+    return cli_print_json(
+        json_pack("{s:i,s:{s:I,s:I,s:I},s:{s:i,s:i,s:i}}", "schema", 1, "requests", "finished",
+                  (json_int_t)c->finished, "refused", (json_int_t)c->refused, "cancelled",
+                  (json_int_t)c->cancelled, "cleanup", "lanes", (int)o->load.lanes_used, "blocks",
+                  (int)o->load.blocks_used, "tickets", (int)(o->tickets.open + o->tickets.claimed)),
+        0);
 }
 
 static int parse(int argc, char **argv, struct args *a, bool *done, struct baton_error *e)
@@ -286,7 +317,7 @@ static int parse(int argc, char **argv, struct args *a, bool *done, struct baton
 
 int cli_serve(int argc, char **argv)
 {
-    struct args a = {.lanes = 4, .port = 8000, .max_queue = 256};
+    struct args a = {.lanes = 4, .port = 8000, .max_queue = 256, .kv.lease = 30};
     struct parts p = {0};
     struct outcome o = {0};
     struct baton_error e = {0};
@@ -301,7 +332,9 @@ int cli_serve(int argc, char **argv)
         a.serve.version = BATON_VERSION;
         a.serve.port = (uint16_t)a.port;
         a.serve.max_queue = a.max_queue;
-        rc = a.cpus ? cli_set_cpus(a.cpus, &e) : 0;
+        rc = cli_serve_kv_finish(&a.kv, &a.serve, &e);
+        if (rc == 0 && a.cpus)
+            rc = cli_set_cpus(a.cpus, &e);
         block_signals(&wanted);
         if (rc == 0)
             rc = live(&a, &p, &wanted, &o, &e);
@@ -309,6 +342,7 @@ int cli_serve(int argc, char **argv)
     serve_close(p.serve);
     baton_engine_close(p.engine);
     baton_model_close(p.model);
+    base_forget(&a.kv.key, sizeof a.kv.key);
     if (rc)
         return cli_fail(&a.common, &e);
     return !done && a.common.json ? report(&o) : 0;

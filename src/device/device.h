@@ -29,6 +29,7 @@ void device_list(device_list_fn fn, void *ctx);
  * an absent instruction set or card: BATON_ERR_DEVICE that says why. */
 int device_open(const char *name, struct device **out, struct baton_error *e);
 void device_close(struct device *d); /* NULL and half-built are fine */
+/* Of a device of compiled programs, widths and rows are the program's once that is open. */
 const struct baton_caps *device_caps(const struct device *d);
 
 /* What a device of compiled programs can do, by its name; false for any other name. */
@@ -52,21 +53,46 @@ void device_weight_close(struct device *d, struct device_weight *w); /* NULL is 
 /* Bytes that the weight keeps in the device's own order. */
 uint64_t device_weight_bytes(const struct device_weight *w);
 
-/* Devices that keep KV pages in memory of their own (caps.host_kv is false) mirror the engine's
- * pool: `bytes` at `host` are lent to the device until device_kv_close, which keeps the page at
- * offset o of them at offset o of its own memory, so that views and block tables speak of both. A
- * run reads and writes the device's pages; the host's hold what was copied last. Where the caller
- * asked for layer_done, the rows of the layer have been copied to the host's pages when it is
- * called. Without effect, 0, on a device with host_kv. One pool at a time. */
-int device_kv_open(struct device *d, void *host, size_t bytes, struct baton_error *e);
+/* ---- KV in memory of the device's own (caps.host_kv is false) ------------------------------
+ *
+ * The engine's pool is then host memory that K and V are staged in. Without lane_kv the device
+ * mirrors it: it keeps the page at offset o of the pool at offset o of its own memory, so that
+ * views and block tables speak of both; lanes mean nothing. With lane_kv the device has a layout of
+ * its own in which a sequence lies in a lane: a lane is bound before the sequence's first row is
+ * computed or written there, and released afterwards.
+ *
+ * A run reads and writes the device's memory; the host's pages hold what was copied last. Where the
+ * caller asked for layer_done, the rows of the layer that the device still has are in the span's
+ * host pages when it is called. One pool at a time. */
+struct device_kv_pool {
+    void *host; /* lent to the device until device_kv_close */
+    size_t bytes;
+    uint32_t positions; /* that the longest sequence may have */
+    uint32_t lanes;     /* that will be used, at most caps.max_lanes */
+};
+/* After the program was opened. Without effect, 0, on a device with host_kv, like all below. */
+int device_kv_open(struct device *d, const struct device_kv_pool *pool, struct baton_error *e);
 void device_kv_close(struct device *d);
-/* Copy pages from the device to the host (read) or back (write), K and V of layers 0 .. n_layers-1
- * of one sequence: those that hold the positions [first[l], end) of layer l. Pages travel whole,
- * with all layers that share them. Blocks until they are there. */
-int device_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                   const uint32_t *first, uint32_t end, struct baton_error *e);
-int device_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                    const uint32_t *first, uint32_t end, struct baton_error *e);
+/* What a lane holds of an earlier sequence stays there and may be read by a program that masks it:
+ * clear the lane before device_kv_write where the layout says zero_fill. A prefill from position 0
+ * does so itself. BATON_ERR_BUSY: the device has no block for another sequence. */
+int device_lane_bind(struct device *d, uint32_t lane, struct baton_error *e);
+int device_lane_clear(struct device *d, uint32_t lane, struct baton_error *e);
+void device_lane_release(struct device *d, uint32_t lane); /* an unbound one is fine */
+/* Copy K and V of layers 0 .. n_layers-1 of one sequence between the device and the host's pages:
+ * read to the host, write to the device. Of layer l the positions [first[l], end); of a mirror the
+ * pages that hold them travel whole, with all layers that share them. A write with lane_kv says
+ * that the sequence has `end` positions. A layer that does not hold all of it: BATON_ERR_USAGE.
+ * Blocks until they are there. */
+int device_kv_read(struct device *d, uint32_t lane, const struct baton_kv_view *views,
+                   uint32_t n_layers, const uint32_t *first, uint32_t end, struct baton_error *e);
+int device_kv_write(struct device *d, uint32_t lane, const struct baton_kv_view *views,
+                    uint32_t n_layers, const uint32_t *first, uint32_t end, struct baton_error *e);
+/* lane_kv: a bound lane read back as it lies in the device, in the device's layout, for those who
+ * check it: views[n_layers], valid until the next call that changes the lane. */
+int device_kv_look(struct device *d, uint32_t lane, struct baton_kv_view *views, uint32_t n_layers,
+                   struct baton_error *e);
+
 /* Tell the device of memory that results go to again and again, so that they need no detour; false
  * where that is of no use. Undo it before the memory goes. */
 bool device_pin(struct device *d, void *p, size_t bytes);
@@ -85,5 +111,16 @@ void device_program_close(struct device_program *p); /* NULL is fine */
 int device_submit(struct device_program *p, const struct baton_batch *b, uint64_t *id,
                   struct baton_error *e);
 int device_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns, struct baton_error *e);
+
+/* When the device itself computed a layer and copied it to the host's pages, by its own timestamps
+ * laid onto CLOCK_MONOTONIC. A layer is computed once its keys and values are there; what follows
+ * of it counts for the next one, behind the last layer for `end_ns`. */
+struct device_layer_time {
+    uint64_t begin_ns, computed_ns, copy_ns, copied_ns;
+};
+/* Of the last batch that asked for layer_done, once it is waited for: how many layers, and by
+ * `end_ns` the end of its computing; 0 where the device does not tell. At most n are written. */
+uint32_t device_layer_times(struct device_program *p, struct device_layer_time *out, uint32_t n,
+                            uint64_t *end_ns);
 
 #endif

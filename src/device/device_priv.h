@@ -31,13 +31,22 @@ struct device_impl {
     int (*submit)(struct device_program *p, const struct baton_batch *b, uint64_t *id,
                   struct baton_error *e);
     int (*wait)(struct device_program *p, uint64_t id, uint64_t timeout_ns, struct baton_error *e);
+    /* NULL: does not tell. */
+    uint32_t (*layer_times)(struct device_program *p, struct device_layer_time *out, uint32_t n,
+                            uint64_t *end_ns);
     /* Only without host_kv; NULL else. */
-    int (*kv_open)(struct device *d, void *host, size_t bytes, struct baton_error *e);
+    int (*kv_open)(struct device *d, const struct device_kv_pool *pool, struct baton_error *e);
     void (*kv_close)(struct device *d);
-    int (*kv_read)(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                   const uint32_t *first, uint32_t end, struct baton_error *e);
-    int (*kv_write)(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                    const uint32_t *first, uint32_t end, struct baton_error *e);
+    int (*kv_read)(struct device *d, uint32_t lane, const struct baton_kv_view *views,
+                   uint32_t n_layers, const uint32_t *first, uint32_t end, struct baton_error *e);
+    int (*kv_write)(struct device *d, uint32_t lane, const struct baton_kv_view *views,
+                    uint32_t n_layers, const uint32_t *first, uint32_t end, struct baton_error *e);
+    /* Only with lane_kv; NULL else. */
+    int (*lane_bind)(struct device *d, uint32_t lane, struct baton_error *e);
+    int (*lane_clear)(struct device *d, uint32_t lane, struct baton_error *e);
+    void (*lane_release)(struct device *d, uint32_t lane);
+    int (*kv_look)(struct device *d, uint32_t lane, struct baton_kv_view *views, uint32_t n_layers,
+                   struct baton_error *e);
     bool (*pin)(struct device *d, void *p, size_t bytes); /* NULL: of no use */
     void (*unpin)(struct device *d, void *p);
     bool after_fork; /* opened in the process that computes, never before its fork */
@@ -47,7 +56,7 @@ struct device_impl {
 
 /* A device in a shared object of its own, opened at run time: the object's entry symbol returns
  * this. Both sides are built from one tree; version and sizes keep a stale object out. */
-#define DEVICE_LIBRARY_VERSION 1u
+#define DEVICE_LIBRARY_VERSION 2u
 #define DEVICE_LIBRARY_SYMBOL "baton_device_library"
 /* What a card can do at most, measured; for benchmarks. */
 struct device_ceilings {
@@ -96,10 +105,11 @@ int device_batch_check(const struct baton_caps *caps, const struct device_graph 
 int device_arg_check(const char *name, const struct device_arg *args, unsigned n_args,
                      const char *const *keys, struct baton_error *e);
 
-extern const struct device_impl device_cpu_ref;  /* cpu/scalar.c */
-extern const struct device_impl device_cpu;      /* cpu/init.c */
-extern const struct device_impl device_cuda;     /* cuda/load.c */
-extern const struct device_impl device_npu_rngd; /* npu/device.c */
+extern const struct device_impl device_cpu_ref;                         /* cpu/scalar.c */
+extern const struct device_impl device_cpu;                             /* cpu/init.c */
+extern const struct device_impl device_cuda;                            /* cuda/load.c */
+extern const struct device_impl device_npu_rngd;                        /* npu/device.c */
+extern const struct device_impl device_npu_atom_b1, device_npu_atom_b4; /* npu/atom.c */
 
 /* bf16 is the upper half of a float32; conversion rounds to nearest even, NaN stays NaN. */
 static inline float device_bf16_to_f32(uint16_t h)

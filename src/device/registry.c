@@ -13,7 +13,8 @@
 
 /* In the order in which they are listed; ends with NULL. A device adds its own line. */
 static const struct device_impl *const impls[] = {
-    &device_cpu, &device_cpu_ref, &device_cuda, &device_npu_rngd, NULL,
+    &device_cpu,         &device_cpu_ref,     &device_cuda, &device_npu_rngd,
+    &device_npu_atom_b1, &device_npu_atom_b4, NULL,
 };
 
 void device_list(device_list_fn fn, void *ctx)
@@ -237,9 +238,15 @@ int device_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns, stru
     return p->device->impl->wait(p, id, timeout_ns, e);
 }
 
-int device_kv_open(struct device *d, void *host, size_t bytes, struct baton_error *e)
+uint32_t device_layer_times(struct device_program *p, struct device_layer_time *out, uint32_t n,
+                            uint64_t *end_ns)
 {
-    return d->impl->kv_open ? d->impl->kv_open(d, host, bytes, e) : 0;
+    return p->device->impl->layer_times ? p->device->impl->layer_times(p, out, n, end_ns) : 0;
+}
+
+int device_kv_open(struct device *d, const struct device_kv_pool *pool, struct baton_error *e)
+{
+    return d->impl->kv_open ? d->impl->kv_open(d, pool, e) : 0;
 }
 
 void device_kv_close(struct device *d)
@@ -248,16 +255,38 @@ void device_kv_close(struct device *d)
         d->impl->kv_close(d);
 }
 
-int device_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                   const uint32_t *first, uint32_t end, struct baton_error *e)
+int device_kv_read(struct device *d, uint32_t lane, const struct baton_kv_view *views,
+                   uint32_t n_layers, const uint32_t *first, uint32_t end, struct baton_error *e)
 {
-    return d->impl->kv_read ? d->impl->kv_read(d, views, n_layers, first, end, e) : 0;
+    return d->impl->kv_read ? d->impl->kv_read(d, lane, views, n_layers, first, end, e) : 0;
 }
 
-int device_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                    const uint32_t *first, uint32_t end, struct baton_error *e)
+int device_kv_write(struct device *d, uint32_t lane, const struct baton_kv_view *views,
+                    uint32_t n_layers, const uint32_t *first, uint32_t end, struct baton_error *e)
 {
-    return d->impl->kv_write ? d->impl->kv_write(d, views, n_layers, first, end, e) : 0;
+    return d->impl->kv_write ? d->impl->kv_write(d, lane, views, n_layers, first, end, e) : 0;
+}
+
+int device_lane_bind(struct device *d, uint32_t lane, struct baton_error *e)
+{
+    return d->impl->lane_bind ? d->impl->lane_bind(d, lane, e) : 0;
+}
+
+int device_lane_clear(struct device *d, uint32_t lane, struct baton_error *e)
+{
+    return d->impl->lane_clear ? d->impl->lane_clear(d, lane, e) : 0;
+}
+
+void device_lane_release(struct device *d, uint32_t lane)
+{
+    if (d->impl->lane_release)
+        d->impl->lane_release(d, lane);
+}
+
+int device_kv_look(struct device *d, uint32_t lane, struct baton_kv_view *views, uint32_t n_layers,
+                   struct baton_error *e)
+{
+    return d->impl->kv_look ? d->impl->kv_look(d, lane, views, n_layers, e) : 0;
 }
 
 bool device_pin(struct device *d, void *p, size_t bytes)

@@ -65,6 +65,12 @@ int baton_link_pair(struct baton_link **a, struct baton_link **b, struct baton_e
     return handoff_link_pair((struct transport **)a, (struct transport **)b, e);
 }
 
+int baton_link_dial(const char *address, uint64_t timeout_ns, struct baton_link **out,
+                    struct baton_error *e)
+{
+    return handoff_dial(address, timeout_ns, (struct transport **)out, e);
+}
+
 void baton_link_close(struct baton_link *l)
 {
     handoff_link_close((struct transport *)l);

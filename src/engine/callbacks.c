@@ -196,8 +196,15 @@ static void on_end(void *ctx, uint64_t request, const struct baton_error *why)
 {
     struct engine_peer *p = ctx;
     struct engine_io_entry *entry = engine_io_find(p, request);
-    if (entry)
-        engine_io_end(p->engine, entry, why);
+    struct baton_error e = *why;
+    if (!entry)
+        return;
+    /* INTEGRITY in answer to a claim is a forged ticket; of a connection that died, as for another
+     * key, it says nothing about the ticket. */
+    if (entry->claim && !entry->n_ids && why->code == BATON_ERR_INTEGRITY &&
+        p->engine->role == BATON_CONSUMER && handoff_conn_dead(p->conn))
+        base_fail(&e, BATON_ERR_PEER, "%s", why->text);
+    engine_io_end(p->engine, entry, &e);
 }
 
 const struct handoff_callbacks engine_callbacks = {

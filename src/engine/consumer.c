@@ -140,6 +140,10 @@ void engine_consumer_start(struct baton_engine *en, struct engine_session *s)
 {
     uint64_t id = s->request->ask.id;
     s->state = ENGINE_UNPAIRED;
+    if (en->no_peer && !s->request->ask.pull) { /* computed here from the start */
+        s->state = ENGINE_WAITING;
+        return;
+    }
     if (s->request->ask.pull) {
         s->serial = ++en->serial;
         s->lent = true;
@@ -259,15 +263,28 @@ static int reserve(struct baton_engine *en, struct engine_session *s, struct bat
     return rc;
 }
 
+/* What the host's pages hold goes to the device with the lane, not before: KV may live there. */
+static int enter_lane(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
+{
+    int rc = engine_session_take_lane(en, s, e);
+    return rc ? rc : engine_session_deliver(en, s, e);
+}
+
 /* Those that only need a lane. One may be over with its first token, and leaves room for others:
  * so they go before those that need pages, of which none is asked again before the next event. */
 static void admit_imported(struct baton_engine *en)
 {
     struct engine_session *next;
     for (struct engine_session *s = en->sessions; s; s = next) {
+        struct baton_error e;
         next = s->next;
-        if (s->state == ENGINE_IMPORTED && engine_session_take_lane(en, s))
+        if (s->state != ENGINE_IMPORTED)
+            continue;
+        int rc = enter_lane(en, s, &e);
+        if (rc == 0)
             engine_session_begin(en, s, s->row);
+        else if (rc != BATON_ERR_BUSY)
+            engine_session_over(en, s, BATON_FAILED, &e);
     }
 }
 
@@ -334,10 +351,11 @@ static void note_result(const struct baton_engine *en, struct engine_session *s)
 /* No offer came of a claim: whoever pulls is told the cases apart by their codes. On the wire
  * INTEGRITY and BUSY are the issuer's words for a forged ticket and one that another has claimed;
  * IO and TIMEOUT are of the dial. */
-static void no_offer(const struct baton_error *why, struct baton_error *out)
+static void no_offer(bool asks, const struct baton_error *why, struct baton_error *out)
 {
-    if (why->code == BATON_ERR_INTEGRITY || why->code == BATON_ERR_BUSY ||
-        why->code == BATON_ERR_STALE)
+    bool refused = why->code == BATON_ERR_INTEGRITY || why->code == BATON_ERR_BUSY ||
+                   why->code == BATON_ERR_STALE;
+    if (refused && !asks)
         base_fail(out, BATON_ERR_STALE, "the producer refused the %.220s", why->text);
     else if (why->code == BATON_ERR_IO || why->code == BATON_ERR_TIMEOUT)
         base_fail(out, BATON_ERR_PEER, "the producer can't be reached: %.200s", why->text);
@@ -350,7 +368,7 @@ void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
 {
     struct baton_error e;
     if (why->code && s->state == ENGINE_UNPAIRED) {
-        no_offer(why, &e);
+        no_offer(s->request->ask.asks, why, &e);
         engine_consumer_failed(en, s, &e);
         return;
     }
@@ -369,9 +387,5 @@ void engine_consumer_ended(struct baton_engine *en, struct engine_session *s,
     }
     s->commit = *c;
     note_result(en, s);
-    if (engine_session_deliver(en, s, &e)) {
-        engine_session_over(en, s, BATON_FAILED, &e);
-        return;
-    }
     s->state = ENGINE_IMPORTED;
 }

@@ -28,6 +28,7 @@ uint32_t engine_blocks_used(const struct baton_engine *en)
 
 void engine_load(const struct baton_engine *en, struct engine_load *out)
 {
+    const struct baton_caps *caps = device_caps(en->binding->device);
     *out = (struct engine_load){
         .lanes = en->lanes,
         .lanes_used = atomic_load(&en->lanes_used),
@@ -35,6 +36,8 @@ void engine_load(const struct baton_engine *en, struct engine_load *out)
         .blocks = kv_pool_capacity(en->pool),
         .blocks_used = atomic_load(&en->blocks_used),
         .block_positions = KV_BLOCK,
+        .device = caps->name,
+        .emulated = caps->emulated,
     };
     for (uint32_t i = 0; i <= ENGINE_MAX_LANES; i++)
         out->steps_by_lanes[i] = atomic_load(&en->steps_by_lanes[i]);
@@ -119,6 +122,9 @@ static int check_device(struct baton_engine *en, uint32_t chunk, struct baton_er
     if (chunk && caps->whole_prompt)
         return base_fail(e, BATON_ERR_USAGE, "device %s takes whole prompts, not chunks of %u",
                          caps->name, chunk);
+    if (chunk && caps->widths[0] && chunk != caps->widths[0] && chunk < en->ctx)
+        return base_fail(e, BATON_ERR_USAGE, "device %s has a program for chunks of %u, not of %u",
+                         caps->name, caps->widths[0], chunk);
     en->chunk = chunk ? chunk : caps->max_rows;
     return 0;
 }
@@ -130,6 +136,7 @@ static int open_pool(struct baton_engine *en, struct baton_error *e)
 {
     const struct baton_caps *caps = device_caps(en->binding->device);
     uint64_t positions = (uint64_t)en->lanes * en->ctx;
+    struct device_kv_pool lent = {.positions = en->ctx, .lanes = en->lanes};
     uint32_t chunk = en->chunk < en->ctx ? en->chunk : en->ctx;
     if (positions > INT32_MAX)
         return base_fail(e, BATON_ERR_NOMEM, "a KV cache of %u lanes with %u positions", en->lanes,
@@ -138,9 +145,11 @@ static int open_pool(struct baton_engine *en, struct baton_error *e)
     en->max_blocks = en->lanes * ((en->ctx + KV_BLOCK - 1) / KV_BLOCK);
     engine_geometry(model_config_of(en->model->model), caps->kv_dtype, &en->geometry);
     int rc = kv_pool_open(&en->pool, &en->geometry, (uint32_t)positions, en->max_seqs, chunk, e);
-    if (rc == 0)
-        rc = device_kv_open(en->binding->device, kv_pool_memory(en->pool),
-                            (size_t)kv_pool_bytes(en->pool), e);
+    if (rc == 0) {
+        lent.host = kv_pool_memory(en->pool);
+        lent.bytes = (size_t)kv_pool_bytes(en->pool);
+        rc = device_kv_open(en->binding->device, &lent, e);
+    }
     if (rc == 0 && !(en->logits = base_try_alloc((size_t)en->lanes * en->vocab, sizeof(float), e)))
         rc = BATON_ERR_NOMEM;
     if (rc == 0)
@@ -173,10 +182,10 @@ static int open_parts(struct baton_engine *en, const struct baton_engine_options
     if (rc == 0)
         rc = engine_binding_get(en->model, device, o->threads, &en->binding, e);
     if (rc == 0)
-        rc = check_device(en, o->chunk, e);
-    if (rc == 0)
         rc = device_program_open(en->binding->device, model_graph(en->binding->bound), &en->program,
                                  e);
+    if (rc == 0)
+        rc = check_device(en, o->chunk, e);
     return rc ? rc : open_pool(en, e);
 }
 

@@ -28,6 +28,9 @@ int engine_tokenizer(const struct baton_model *m, const struct model_tokenizer *
                      struct baton_error *e);
 int engine_chat(const struct baton_model *m, const struct model_chat **out, struct baton_error *e);
 
+/* The hash of the model's weights, hex; "" where the model was opened without content_identity. */
+void engine_fingerprint(const struct baton_model *m, char hex[65]);
+
 /* Blocks in use in the engine's pool: 0 when no request is open. Any thread. */
 uint32_t engine_blocks_used(const struct baton_engine *en);
 
@@ -38,6 +41,8 @@ struct engine_load {
     uint32_t blocks, blocks_used; /* of block_positions positions each */
     uint32_t block_positions;
     uint64_t steps_by_lanes[9]; /* decode steps so far, by the lanes that took part */
+    const char *device;         /* its name; valid as long as the engine */
+    bool emulated;
 };
 void engine_load(const struct baton_engine *en, struct engine_load *out);
 
@@ -45,6 +50,8 @@ uint64_t engine_kv_bytes(const struct baton_engine *en);
 
 /* The geometry of a model's cache on a device. */
 void engine_geometry(const struct model_config *c, uint32_t kv_dtype, struct kv_geometry *out);
+/* The part of a model's identity that says what keys and values mean (docs/wire.md). */
+void engine_numerics(const struct model_config *c, uint8_t out[32]);
 
 /* Open a KV file that was saved from this model (BATON_ERR_MISMATCH where it was not; the model
  * must have content_identity) and, where ids is not NULL, from the first of these tokens. */
@@ -55,7 +62,9 @@ int engine_kv_open(const struct baton_model *m, const char *path, const int32_t 
 
 /* A request's cache as its device holds it: at a producer when the consumer has acknowledged it, at
  * a consumer after insertion, natively after the prefill; both before the first step. Where the
- * device keeps pages of its own they were read back from there. Valid inside the call alone. */
+ * device keeps KV of its own it was read back from there; with lane_kv in the device's layout,
+ * besides a producer's, which left the device when its lane was given up. Valid inside the call
+ * alone. */
 struct engine_look {
     enum baton_role role;
     const struct baton_caps *caps;

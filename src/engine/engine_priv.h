@@ -89,8 +89,9 @@ struct engine_ask {
     uint32_t max_tokens, min_tokens;
     enum baton_mode mode;
     bool ignore_eos, want_logits, local_prefill;
-    bool hold;                      /* producer: keep it for a ticket */
-    bool pull;                      /* consumer: by `ticket` */
+    bool hold; /* producer: keep it for a ticket */
+    bool pull; /* consumer: by `ticket`, or by its ids (`asks`) */
+    bool asks;
     uint8_t ticket[HANDOFF_TICKET]; /* of whom listens at `from` */
     char *from;                     /* NULL = the fixed peer */
     struct model_sampling sampling;
@@ -221,13 +222,15 @@ void engine_session_free(struct engine_session *s); /* no pages, no lane; NULL i
 int engine_session_take_pages(struct baton_engine *en, struct engine_session *s, uint32_t n_tokens,
                               struct baton_error *e);
 void engine_session_drop_pages(struct baton_engine *en, struct engine_session *s);
-/* Where the device keeps pages of its own: bring what the layers retain of the sequence to the
- * host's pages, or from there to the device. Nothing to do elsewhere. */
+/* Where the device keeps KV of its own: bring what the layers retain of the sequence to the host's
+ * pages, or from there to the device. Nothing to do elsewhere. Where KV lies in the lane, a
+ * sequence without one has all of it in the host's pages; it is delivered when it has one. */
 int engine_session_fetch(struct baton_engine *en, struct engine_session *s, struct baton_error *e);
 int engine_session_deliver(struct baton_engine *en, struct engine_session *s,
                            struct baton_error *e);
-/* The lowest free lane; false where there is none. */
-bool engine_session_take_lane(struct baton_engine *en, struct engine_session *s);
+/* The lowest free lane; BATON_ERR_BUSY: not now. */
+int engine_session_take_lane(struct baton_engine *en, struct engine_session *s,
+                             struct baton_error *e);
 void engine_session_drop_lane(struct baton_engine *en, struct engine_session *s);
 /* Into the stats: positions that the layers of each kind hold after the prompt. */
 void engine_session_note_positions(const struct baton_engine *en, struct engine_session *s);
@@ -316,6 +319,7 @@ struct engine_peer {
     struct handoff_conn *conn; /* NULL: being dialed; the fixed peer: none, or dead */
     char *address;             /* dialed: where to; else NULL */
     uint64_t claims;           /* made here so far */
+    bool greeted;              /* what waited for its HELLO was sent */
     uint64_t idle_ns;          /* dialed: since when nothing is under way; 0 = something is */
     struct baton_error why;    /* fixed: why there is no connection. dialed: why it failed */
     bool dialing;
@@ -340,6 +344,7 @@ struct engine_io_entry {
      * at once, with this code */
     bool waits;
     int tell;
+    const struct engine_ask *asks; /* consumer: ASK for its ids instead of CLAIM; else NULL */
     uint8_t ticket[HANDOFF_TICKET];
 };
 
@@ -366,7 +371,7 @@ void engine_io_tell(struct baton_engine *en, enum engine_kind kind,
 /* An entry that its connection is done with. */
 void engine_io_end(struct baton_engine *en, struct engine_io_entry *entry,
                    const struct baton_error *why);
-/* Send what waited for this peer's connection. */
+/* Send what waited for this peer's connection: to come about, or, of ASK, for its HELLO. */
 void engine_io_dialed(struct engine_peer *p);
 
 /* peers.c. The peer at an address, dialed where there is none yet; NULL = the fixed one. */
@@ -465,6 +470,8 @@ void engine_trace_layer(const struct baton_engine *en, uint32_t layer, uint64_t 
 /* A chunk, of which the layers were done at layers_ns (0: not known). */
 void engine_trace_chunk(const struct baton_engine *en, uint32_t first, uint32_t n,
                         uint64_t begin_ns, uint64_t layers_ns, uint64_t end_ns);
+/* The same chunk as the device's own timestamps have it, where it tells. */
+void engine_trace_device(const struct baton_engine *en, uint32_t first, uint32_t n);
 void engine_trace_step(const struct baton_engine *en, uint32_t lanes, uint64_t begin_ns);
 /* Positions of a layer were given to the I/O thread. */
 void engine_trace_queued(const struct baton_engine *en, uint32_t layer, uint32_t first, uint32_t n);

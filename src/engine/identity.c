@@ -38,7 +38,7 @@ static void put_rope(struct base_sha256 *h, const struct device_rope *r)
 /* What keys and values mean, given equal weights: rotation, window, scales and epsilon, and that
  * keys are stored after rotation. The dtype of the pages is not part of it: the layer table of the
  * offer states it, and the consumer converts. */
-static void numerics(const struct model_config *c, uint8_t out[32])
+void engine_numerics(const struct model_config *c, uint8_t out[32])
 {
     static const char tag[] = "baton numerics 1: keys after rotation, half order";
     struct base_sha256 h;
@@ -113,9 +113,16 @@ static int lineage(struct baton_model *m, struct baton_error *e)
     return base_random(m->identity.weights, 32, e);
 }
 
+void engine_fingerprint(const struct baton_model *m, char hex[65])
+{
+    hex[0] = '\0';
+    if (m->content)
+        base_hex(m->identity.weights, 32, hex);
+}
+
 int engine_identity_fill(struct baton_model *m, struct baton_error *e)
 {
-    numerics(model_config_of(m->model), m->identity.numerics);
+    engine_numerics(model_config_of(m->model), m->identity.numerics);
     if (m->options.pin && model_is_shape(m->model))
         return base_fail(e, BATON_ERR_USAGE, "random weights of a shape have no files to pin");
     if (m->options.pin || m->options.content_identity ||

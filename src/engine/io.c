@@ -100,8 +100,12 @@ static void send_claim(struct engine_io_entry *entry)
     uint64_t serial = entry->serial, id = entry->id;
     struct baton_error e;
     struct baton_error back = {entry->tell, "not fetched now"};
+    const struct engine_ask *a = entry->asks;
+    if (a && !handoff_conn_ready(p->conn)) /* whether the peer takes it is not known yet */
+        return;
     entry->waits = false;
-    int rc = handoff_claim(p->conn, id, entry->ticket, &e);
+    int rc = a ? handoff_ask(p->conn, id, a->ids, a->n_ids, a->max_tokens, &e)
+               : handoff_claim(p->conn, id, entry->ticket, &e);
     if (rc && find_serial(&p->engine->io, serial) == entry)
         engine_io_end(p->engine, entry, &e);
     else if (entry->tell) {
@@ -122,7 +126,8 @@ void engine_io_dialed(struct engine_peer *p)
 
 /* Ids of claims lie where those of a fixed peer's offers hardly are. */
 static int add_claim(struct baton_engine *en, const char *from, const uint8_t *ticket,
-                     uint64_t serial, int tell, struct baton_error *e)
+                     const struct engine_ask *asks, uint64_t serial, int tell,
+                     struct baton_error *e)
 {
     struct engine_peer *p;
     int rc = engine_peer_get(en, from, &p, e);
@@ -133,6 +138,7 @@ static int add_claim(struct baton_engine *en, const char *from, const uint8_t *t
         return base_fail(e, BATON_ERR_NOMEM, "too many requests at the connection");
     entry->claim = entry->waits = true;
     entry->tell = tell;
+    entry->asks = asks;
     memcpy(entry->ticket, ticket, sizeof entry->ticket);
     if (p->conn)
         send_claim(entry);
@@ -143,7 +149,7 @@ static void take_claim(struct baton_engine *en, const struct engine_message *m)
 {
     const struct engine_ask *a = &m->session->request->ask;
     struct baton_error e;
-    if (add_claim(en, a->from, a->ticket, m->serial, 0, &e))
+    if (add_claim(en, a->from, a->ticket, a->asks ? a : NULL, m->serial, 0, &e))
         tell_ended(en, m, &e);
 }
 
@@ -152,7 +158,7 @@ static void take_told(struct baton_engine *en, const struct engine_message *m)
 {
     struct baton_error e;
     int code = m->kind == ENGINE_RELEASE ? BATON_ERR_CANCELLED : BATON_ERR_BUSY;
-    add_claim(en, m->from, m->ticket, 0, code, &e);
+    add_claim(en, m->from, m->ticket, NULL, 0, code, &e);
     free(m->from);
     atomic_fetch_sub(&en->n_told, 1);
 }
@@ -199,7 +205,7 @@ static void take_request(struct baton_engine *en, const struct engine_message *m
         entry->used = false;
         return;
     }
-    if (!p->conn) { /* given up while it is dialed */
+    if (!p->conn || entry->waits) { /* given up before it was sent */
         engine_io_end(en, entry, &m->why);
         return;
     }

@@ -29,14 +29,12 @@ static void poison_layer(const struct kv_geometry *g, const struct baton_kv_view
         }
 }
 
-/* A device with pages of its own is read back into host pages that no longer hold what was copied
+/* Pages of the device's own are read back into host pages that no longer hold what was copied
  * to it, so that a copy that does nothing cannot pass for one. */
 static int read_back(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
 {
     const struct baton_kv_view *views = kv_seq_views(s->seq);
     uint32_t n = kv_seq_length(s->seq);
-    if (device_caps(en->binding->device)->host_kv)
-        return 0; /* the host's pages are the device's */
     for (uint32_t l = 0; l < en->geometry.n_layers; l++)
         poison_layer(&en->geometry, &views[l], kv_retained_first(&en->geometry, l, n), n);
     return engine_session_fetch(en, s, e);
@@ -62,21 +60,37 @@ static int plant(struct baton_engine *en, struct engine_session *s, struct baton
     return engine_session_deliver(en, s, e);
 }
 
+/* The cache as the device has it: views of the lane in the device's own layout go to `own`. */
+static int look_at(struct baton_engine *en, struct engine_session *s, struct baton_kv_view *own,
+                   const struct baton_kv_view **out, struct baton_error *e)
+{
+    const struct baton_caps *caps = device_caps(en->binding->device);
+    *out = kv_seq_views(s->seq);
+    if (caps->host_kv) /* the host's pages are the device's */
+        return 0;
+    if (!caps->lane_kv)
+        return read_back(en, s, e);
+    if (s->lane < 0) /* a producer's: they left the device before its lane was given up */
+        return 0;
+    *out = own;
+    return device_kv_look(en->binding->device, (uint32_t)s->lane, own, en->geometry.n_layers, e);
+}
+
 int engine_session_observe(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
 {
+    struct baton_kv_view own[KV_MAX_LAYERS];
+    struct engine_look look = {
+        .role = en->role,
+        .caps = device_caps(en->binding->device),
+        .geometry = &en->geometry,
+        .n_tokens = s->request->ask.n_ids,
+    };
     int rc = 0;
     if (!en->observe)
         return 0;
     if (en->flip_on && en->role == BATON_CONSUMER)
         rc = plant(en, s, e);
     if (rc == 0)
-        rc = read_back(en, s, e);
-    const struct engine_look look = {
-        .role = en->role,
-        .caps = device_caps(en->binding->device),
-        .geometry = &en->geometry,
-        .views = kv_seq_views(s->seq),
-        .n_tokens = s->request->ask.n_ids,
-    };
+        rc = look_at(en, s, own, &look.views, e);
     return rc ? rc : en->observe(en->observe_ctx, &look, e);
 }

@@ -199,8 +199,15 @@ static void step(struct engine_peer *p)
 {
     struct baton_engine *en = p->engine;
     struct baton_error why;
-    if (!p->conn || handoff_conn_step(p->conn, &why) == 0)
+    if (!p->conn)
         return;
+    if (handoff_conn_step(p->conn, &why) == 0) {
+        if (!p->greeted && handoff_conn_ready(p->conn)) {
+            p->greeted = true;
+            engine_io_dialed(p);
+        }
+        return;
+    }
     base_log(BASE_LOG_DEBUG, "engine: a connection ended: %s", why.text);
     p->why = why;
     drop(p);

@@ -93,6 +93,8 @@ void engine_producer_prefilled(struct baton_engine *en, struct engine_session *s
     struct baton_error e;
     int rc = model_sampler_pick(en->sampler, s->row, &greedy, a->ids, a->n_ids, a->n_ids, 0, 0,
                                 NULL, 0, &c->argmax, &c->margin, &e);
+    if (rc == 0 && device_caps(en->binding->device)->lane_kv)
+        rc = engine_session_fetch(en, s, &e); /* before its lane goes */
     engine_session_drop_lane(en, s);
     if (rc) {
         engine_session_fail(en, s, &e);

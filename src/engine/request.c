@@ -73,7 +73,8 @@ static int copy_ask(struct engine_ask *a, const struct baton_request_options *o,
     a->want_logits = o->want_logits;
     a->local_prefill = o->local_prefill;
     a->hold = o->hold;
-    a->pull = o->ticket != NULL;
+    a->asks = o->ask;
+    a->pull = o->ticket || o->ask;
     a->sampling = model_sampling_default();
     a->sampling.temperature = o->temperature;
     a->sampling.top_k = o->top_k;
@@ -93,7 +94,7 @@ static int copy_ask(struct engine_ask *a, const struct baton_request_options *o,
         rc = copy_ids(o->force, o->n_force, &a->force, e);
     if (rc == 0 && o->kv_save && !(a->kv_save = base_try_strdup(o->kv_save, e)))
         rc = BATON_ERR_NOMEM;
-    if (rc == 0 && a->pull)
+    if (rc == 0 && o->ticket)
         rc = handoff_ticket_parse(o->ticket, a->ticket, e);
     if (rc == 0 && o->from && !(a->from = base_try_strdup(o->from, e)))
         rc = BATON_ERR_NOMEM;

@@ -130,9 +130,10 @@ static void take_cancels(struct baton_engine *en)
 int engine_start_prefill(struct baton_engine *en, struct engine_session *s, uint32_t n_tokens,
                          struct baton_error *e)
 {
-    if (!engine_session_take_lane(en, s))
-        return base_fail(e, BATON_ERR_BUSY, "no lane free");
-    int rc = engine_session_take_pages(en, s, n_tokens, e);
+    int rc = engine_session_take_lane(en, s, e);
+    if (rc)
+        return rc;
+    rc = engine_session_take_pages(en, s, n_tokens, e);
     if (rc == 0 && s->request->ask.kv_load)
         rc = engine_kv_load(s, e);
     if (rc == 0 && s->request->ask.kv_load)
@@ -240,6 +241,8 @@ static int run_chunk(struct baton_engine *en, struct engine_session *s, uint32_t
     s->commit.compute_end_ns = base_now_ns();
     s->stats.prefill_ns += s->commit.compute_end_ns - start;
     engine_trace_chunk(en, s->done, n, start, tell ? chunk.layer_ns : 0, s->commit.compute_end_ns);
+    if (rc == 0 && chunk.exports)
+        engine_trace_device(en, s->done, n);
     if (rc == 0)
         kv_seq_advance(s->seq, n);
     return rc;

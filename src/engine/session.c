@@ -57,14 +57,17 @@ static int check_way(const struct baton_engine *en, const struct baton_request_o
     uint8_t ticket[HANDOFF_TICKET];
     if (o->hold && en->role != BATON_PRODUCER)
         return base_fail(e, BATON_ERR_USAGE, "a producer alone holds requests for their tickets");
-    if ((o->ticket || o->from) && en->role != BATON_CONSUMER)
-        return base_fail(e, BATON_ERR_USAGE, "a consumer alone pulls by ticket");
-    if (o->from && !o->ticket)
+    if ((o->ticket || o->ask || o->from) && en->role != BATON_CONSUMER)
+        return base_fail(e, BATON_ERR_USAGE, "a consumer alone pulls by ticket or asks");
+    if (o->ticket && o->ask)
+        return base_fail(e, BATON_ERR_USAGE, "a request has a ticket or asks, not both");
+    if (o->from && !o->ticket && !o->ask)
         return base_fail(e, BATON_ERR_USAGE, "an address to pull from, and no ticket");
-    if (en->no_peer && !o->hold && !o->from)
+    bool here = en->role == BATON_CONSUMER && o->local_prefill && !o->ticket;
+    if (en->no_peer && !o->hold && !o->from && !here)
         return base_fail(e, BATON_ERR_USAGE, "the engine was opened without a peer: %s",
                          en->role == BATON_PRODUCER ? "hold the request for who has its ticket"
-                                                    : "say from whom to pull");
+                                                    : "say from whom to pull, or local_prefill");
     return o->ticket ? handoff_ticket_parse(o->ticket, ticket, e) : 0;
 }
 
@@ -87,7 +90,7 @@ static int check(const struct baton_engine *en, const struct baton_request_optio
     int rc = check_way(en, o, e);
     if (rc == 0)
         rc = check_room(en, o, e);
-    if (rc == 0 && en->role != BATON_CONSUMER)
+    if (rc == 0 && (en->role != BATON_CONSUMER || (en->no_peer && !o->ticket)))
         rc = check_width(en, o->n_ids, e);
     if (rc == 0)
         rc = check_ids(o->ids, o->n_ids, en->vocab, "prompt", e);
@@ -245,35 +248,51 @@ static uint32_t retained(const struct baton_engine *en, const struct engine_sess
     return n;
 }
 
+/* A mirror finds pages through their tables: any lane will do. */
+static uint32_t lane_of(const struct engine_session *s)
+{
+    return s->lane < 0 ? 0 : (uint32_t)s->lane;
+}
+
 int engine_session_fetch(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
 {
     uint32_t first[KV_MAX_LAYERS], end = retained(en, s, first);
-    return device_kv_read(en->binding->device, kv_seq_views(s->seq), en->geometry.n_layers, first,
-                          end, e);
+    if (s->lane < 0 && device_caps(en->binding->device)->lane_kv)
+        return 0;
+    return device_kv_read(en->binding->device, lane_of(s), kv_seq_views(s->seq),
+                          en->geometry.n_layers, first, end, e);
 }
 
 int engine_session_deliver(struct baton_engine *en, struct engine_session *s, struct baton_error *e)
 {
     uint32_t first[KV_MAX_LAYERS], end = retained(en, s, first);
-    return device_kv_write(en->binding->device, kv_seq_views(s->seq), en->geometry.n_layers, first,
-                           end, e);
+    int rc = device_lane_clear(en->binding->device, lane_of(s), e);
+    return rc ? rc
+              : device_kv_write(en->binding->device, lane_of(s), kv_seq_views(s->seq),
+                                en->geometry.n_layers, first, end, e);
 }
 
-bool engine_session_take_lane(struct baton_engine *en, struct engine_session *s)
+int engine_session_take_lane(struct baton_engine *en, struct engine_session *s,
+                             struct baton_error *e)
 {
-    for (uint32_t i = 0; i < en->lanes; i++)
-        if (!en->lane[i]) {
-            en->lane[i] = s;
-            s->lane = (int)i;
-            atomic_fetch_add(&en->lanes_used, 1);
-            return true;
-        }
-    return false;
+    uint32_t i = 0;
+    while (i < en->lanes && en->lane[i])
+        i++;
+    if (i == en->lanes)
+        return base_fail(e, BATON_ERR_BUSY, "no lane free");
+    int rc = device_lane_bind(en->binding->device, i, e);
+    if (rc)
+        return rc;
+    en->lane[i] = s;
+    s->lane = (int)i;
+    atomic_fetch_add(&en->lanes_used, 1);
+    return 0;
 }
 
 void engine_session_drop_lane(struct baton_engine *en, struct engine_session *s)
 {
     if (s->lane >= 0) {
+        device_lane_release(en->binding->device, (uint32_t)s->lane);
         en->lane[s->lane] = NULL;
         atomic_fetch_sub(&en->lanes_used, 1);
     }

@@ -5,7 +5,14 @@
 #include "engine/engine_priv.h"
 
 /* Both roles may be in one process: each has its own hundred of tracks. */
-enum track { TRACK_COMPUTE = 1, TRACK_TRANSFER = 2, TRACK_REQUESTS = 10, TRACK_ROLE = 1000 };
+enum track {
+    TRACK_COMPUTE = 1,
+    TRACK_TRANSFER = 2,
+    TRACK_DEVICE = 3,
+    TRACK_DEVICE_COPY = 4,
+    TRACK_REQUESTS = 10,
+    TRACK_ROLE = 1000
+};
 
 static uint32_t track(const struct baton_engine *en, uint32_t n)
 {
@@ -119,6 +126,33 @@ void engine_trace_chunk(const struct baton_engine *en, uint32_t first, uint32_t 
     span(en, TRACK_COMPUTE, "chunk at", first, begin_ns, end_ns, &more);
     if (layers_ns)
         span(en, TRACK_COMPUTE, "after the layers", -1, layers_ns, end_ns, &more);
+}
+
+static void device_layer(const struct baton_engine *en, uint32_t layer,
+                         const struct device_layer_time *t, uint32_t first, uint32_t n)
+{
+    struct base_trace_event more = rows(first, n);
+    more.category = "device";
+    more.key[2] = "layer";
+    more.value[2] = layer;
+    span(en, TRACK_DEVICE, "layer", layer, t->begin_ns, t->computed_ns, &more);
+    span(en, TRACK_DEVICE_COPY, "copy layer", layer, t->copy_ns, t->copied_ns, &more);
+}
+
+void engine_trace_device(const struct baton_engine *en, uint32_t first, uint32_t n)
+{
+    struct device_layer_time t[KV_MAX_LAYERS];
+    struct base_trace_event more = rows(first, n);
+    uint64_t end_ns = 0;
+    uint32_t layers = en->trace ? device_layer_times(en->program, t, KV_MAX_LAYERS, &end_ns) : 0;
+    if (layers == 0 || layers > KV_MAX_LAYERS)
+        return;
+    base_trace_name(en->trace, track(en, TRACK_DEVICE), "device compute", -1);
+    base_trace_name(en->trace, track(en, TRACK_DEVICE_COPY), "device copy", -1);
+    for (uint32_t i = 0; i < layers; i++)
+        device_layer(en, i, &t[i], first, n);
+    more.category = "device";
+    span(en, TRACK_DEVICE, "after the layers", -1, t[layers - 1].computed_ns, end_ns, &more);
 }
 
 void engine_trace_step(const struct baton_engine *en, uint32_t lanes, uint64_t begin_ns)

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pull: a consumer opens a request by its ticket, and the producer answers with the same OFFER that
- * it would push. From there on nothing differs. */
+/* A consumer opens a request, by a ticket (CLAIM) or by the prompt itself (ASK), and the producer
+ * answers with the same OFFER that it would push. From there on nothing differs. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "handoff/handoff_priv.h"
 
-int handoff_claim(struct handoff_conn *c, uint64_t request, const uint8_t ticket[HANDOFF_TICKET],
-                  struct baton_error *e)
+/* A new request, and the frame that opens it with room for its body; both are the connection's. */
+static int open_by(struct handoff_conn *c, unsigned type, uint64_t request, size_t control,
+                   struct handoff_out **frame, struct baton_error *e)
 {
     struct handoff_request *r;
     if (c->death.code)
@@ -20,7 +21,7 @@ int handoff_claim(struct handoff_conn *c, uint64_t request, const uint8_t ticket
     if (c->n_requests >= HANDOFF_MAX_REQUESTS)
         return base_fail(e, BATON_ERR_BUSY, "%u requests are open on this connection",
                          c->n_requests);
-    struct handoff_out *f = handoff_out_new(HANDOFF_CLAIM, request, HANDOFF_CLAIM_BYTES, e);
+    struct handoff_out *f = handoff_out_new(type, request, control, e);
     if (!f)
         return BATON_ERR_NOMEM;
     int rc = handoff_request_open(c, request, &r, e);
@@ -28,10 +29,41 @@ int handoff_claim(struct handoff_conn *c, uint64_t request, const uint8_t ticket
         free(f);
         return rc;
     }
-    memcpy(f->control, ticket, HANDOFF_TICKET);
-    memset(f->control + HANDOFF_TICKET, 0, HANDOFF_CLAIM_BYTES - HANDOFF_TICKET);
+    memset(f->control, 0, control);
     handoff_out_push(c, f);
-    handoff_request_note(c, r, "CLAIM");
+    handoff_request_note(c, r, handoff_type_name(type));
+    *frame = f;
+    return 0;
+}
+
+int handoff_claim(struct handoff_conn *c, uint64_t request, const uint8_t ticket[HANDOFF_TICKET],
+                  struct baton_error *e)
+{
+    struct handoff_out *f = NULL;
+    int rc = open_by(c, HANDOFF_CLAIM, request, HANDOFF_CLAIM_BYTES, &f, e);
+    if (f)
+        memcpy(f->control, ticket, HANDOFF_TICKET);
+    return rc;
+}
+
+int handoff_ask(struct handoff_conn *c, uint64_t request, const int32_t *ids, uint32_t n_ids,
+                uint32_t max_new, struct baton_error *e)
+{
+    struct handoff_out *f = NULL;
+    if (n_ids == 0 || n_ids > HANDOFF_MAX_IDS)
+        return base_fail(e, BATON_ERR_USAGE, "%u token ids to ask for", n_ids);
+    if (handoff_conn_ready(c) && !(c->peer_takes & HANDOFF_TAKES_ASK))
+        return base_fail(e, BATON_ERR_UNSUPPORTED,
+                         "the producer does not prefill what it is asked for on this port");
+    if (!handoff_conn_ready(c) && !c->death.code)
+        return base_fail(e, BATON_ERR_USAGE, "asked before the producer's HELLO");
+    int rc = open_by(c, HANDOFF_ASK, request, HANDOFF_ASK_BYTES + 4 * (size_t)n_ids, &f, e);
+    if (!f)
+        return rc;
+    handoff_put32(f->control, n_ids);
+    handoff_put32(f->control + 4, max_new);
+    for (uint32_t i = 0; i < n_ids; i++)
+        handoff_put32(f->control + HANDOFF_ASK_BYTES + 4 * (size_t)i, (uint32_t)ids[i]);
     return 0;
 }
 

@@ -82,6 +82,7 @@ int handoff_hello_take(struct handoff_conn *c, const uint8_t *control, struct ba
                          "heartbeats every %.1f and %.1f s, death after %.1f and %.1f s",
                          (double)c->heartbeat_ns * 1e-9, (double)h.heartbeat_ns * 1e-9,
                          (double)c->dead_ns * 1e-9, (double)h.dead_ns * 1e-9);
+    c->peer_takes = h.takes;
     c->hello_seen = true;
     return 0;
 }
@@ -167,6 +168,16 @@ void handoff_conn_close(struct handoff_conn *c)
 uint64_t handoff_conn_heard(const struct handoff_conn *c)
 {
     return c->last_in_ns;
+}
+
+bool handoff_conn_dead(const struct handoff_conn *c)
+{
+    return c->death.code != 0;
+}
+
+bool handoff_conn_ready(const struct handoff_conn *c)
+{
+    return c->t && c->hello_seen;
 }
 
 bool handoff_conn_busy(const struct handoff_conn *c)

@@ -48,6 +48,8 @@ static const struct {
                          HANDOFF_LANDING_BYTES, 1, 0},
     [HANDOFF_CREDIT] = {"CREDIT", FROM_CONSUMER, false, HANDOFF_CREDIT_BYTES, HANDOFF_CREDIT_BYTES,
                         1, 0},
+    [HANDOFF_ASK] = {"ASK", FROM_CONSUMER, true, HANDOFF_ASK_BYTES + 4,
+                     HANDOFF_ASK_BYTES + 4 * HANDOFF_MAX_IDS, 4, 0},
 };
 
 const char *handoff_type_name(unsigned type)
@@ -143,10 +145,11 @@ void handoff_hello_write(uint8_t *p, const struct handoff_hello *h)
     handoff_put64(p + 16, h->heartbeat_ns);
     handoff_put64(p + 24, h->dead_ns);
     memcpy(p + 32, h->nonce, 32);
+    handoff_put32(p + 64, h->takes);
 }
 
-/* What lies behind the nonce may mean something to later versions: it is not looked at, so that
- * they can be told apart by their version numbers instead. */
+/* Bits of `takes` that this end does not know, and what lies behind them, may mean something to
+ * later ends: they are not looked at. */
 int handoff_hello_read(const uint8_t *p, struct handoff_hello *h, struct baton_error *e)
 {
     h->min_version = handoff_get16(p);
@@ -156,6 +159,7 @@ int handoff_hello_read(const uint8_t *p, struct handoff_hello *h, struct baton_e
     h->heartbeat_ns = handoff_get64(p + 16);
     h->dead_ns = handoff_get64(p + 24);
     memcpy(h->nonce, p + 32, 32);
+    h->takes = handoff_get32(p + 64);
     if (h->min_version > h->max_version)
         return base_fail(e, BATON_ERR_PEER, "HELLO with versions %u to %u", h->min_version,
                          h->max_version);

@@ -188,6 +188,10 @@ int handoff_conn_poll(struct handoff_conn *c, struct pollfd *fds, uint64_t *time
 /* Do what can be done now, in bounded time. A negative code: the connection is dead (its stream is
  * closed, all requests were ended, every later call says the same). */
 int handoff_conn_step(struct handoff_conn *c, struct baton_error *e);
+/* Whether it is dead: also inside the on_end of its requests, which tells death from a refusal. */
+bool handoff_conn_dead(const struct handoff_conn *c);
+/* true once the peer's HELLO was read, and while the connection lives. */
+bool handoff_conn_ready(const struct handoff_conn *c);
 /* true while frames wait to be written. */
 bool handoff_conn_busy(const struct handoff_conn *c);
 
@@ -226,6 +230,12 @@ int handoff_refuse(struct handoff_conn *c, uint64_t request, const struct baton_
  * BATON_ERR_CANCELLED nobody here wants the request any more, and the issuer gives it up. */
 int handoff_claim(struct handoff_conn *c, uint64_t request, const uint8_t ticket[HANDOFF_TICKET],
                   struct baton_error *e);
+
+/* The same without a ticket: ask for the prefill of these ids, of which at most max_new tokens will
+ * follow. Once handoff_conn_ready; BATON_ERR_UNSUPPORTED where the producer's HELLO does not say
+ * that it takes this. on_offer follows, or on_end. */
+int handoff_ask(struct handoff_conn *c, uint64_t request, const int32_t *ids, uint32_t n_ids,
+                uint32_t max_new, struct baton_error *e);
 
 /* ---- both --------------------------------------------------------------------------------- */
 

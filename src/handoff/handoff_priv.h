@@ -5,7 +5,7 @@
  * offer.c    the body of OFFER, geometry and identity
  * request.c  the table of requests and how one ends
  * producer.c consumer.c  the two halves of the protocol
- * claim.c    requests that the consumer opens by a ticket
+ * claim.c    requests that the consumer opens, by a ticket or by the prompt
  * ticket.c   the book of tickets of an issuer
  * landing.c  memory lent for pieces, and its credits
  * conn.c     HELLO, heartbeats, life and death of a connection
@@ -46,6 +46,7 @@ enum handoff_type {
     HANDOFF_CLAIM = 14,
     HANDOFF_LANDING = 15,
     HANDOFF_CREDIT = 16,
+    HANDOFF_ASK = 17,
     HANDOFF_N_TYPES
 };
 
@@ -76,6 +77,8 @@ struct handoff_header {
 #define HANDOFF_CLAIM_BYTES 96u
 #define HANDOFF_LANDING_BYTES 32u
 #define HANDOFF_CREDIT_BYTES 16u
+#define HANDOFF_ASK_BYTES 16u
+#define HANDOFF_TAKES_ASK 1u /* bit of HELLO's `takes` */
 
 static inline void handoff_put16(uint8_t *p, uint16_t v)
 {
@@ -131,6 +134,7 @@ struct handoff_hello {
     uint32_t auth; /* enum handoff_auth_level */
     uint64_t heartbeat_ns, dead_ns;
     uint8_t nonce[32];
+    uint32_t takes; /* bits: what this end takes beyond what every version 1 does */
 };
 void handoff_hello_write(uint8_t *p, const struct handoff_hello *h);
 int handoff_hello_read(const uint8_t *p, struct handoff_hello *h, struct baton_error *e);
@@ -194,7 +198,7 @@ int handoff_geometry_limits(const struct kv_geometry *g, int code, struct baton_
 /* ---- requests ------------------------------------------------------------------------------- */
 
 enum handoff_state {
-    HANDOFF_CLAIMED,   /* CLAIM sent or taken, no OFFER yet: nothing but the id is known */
+    HANDOFF_CLAIMED,   /* CLAIM or ASK sent or taken, no OFFER yet: nothing but the id is known */
     HANDOFF_OFFERED,   /* OFFER sent or taken, no answer yet */
     HANDOFF_RESERVED,  /* pieces travel */
     HANDOFF_COMMITTED, /* COMMIT sent or taken: the logits row, then the answer */
@@ -236,7 +240,7 @@ struct handoff_request {
     struct handoff_request *next;
     uint64_t id;
     enum handoff_state state;
-    bool claimed; /* opened by CLAIM */
+    bool claimed; /* opened by CLAIM or ASK */
     bool digest, wants_logits;
     bool placed; /* producer: pieces go to the landing region */
     uint32_t n_ids, held;
@@ -370,6 +374,7 @@ struct handoff_conn {
     struct handoff_callbacks cb;
     bool producer;
     bool hello_seen;
+    uint32_t peer_takes; /* of its HELLO */
     struct handoff_auth auth;
     uint8_t hello[HANDOFF_HELLO_BYTES]; /* this end's */
     uint64_t heartbeat_ns, dead_ns;

@@ -43,6 +43,8 @@ static int take_of_request(struct handoff_conn *c, struct baton_error *e)
     if (r && (type == HANDOFF_CLAIM || (type == HANDOFF_OFFER && !awaited)))
         return base_fail(e, BATON_ERR_PEER, "%s of request %llu, which is open",
                          handoff_type_name(type), (unsigned long long)r->id);
+    if (type == HANDOFF_ASK)
+        return base_fail(e, BATON_ERR_PEER, "ASK, which this end does not take");
     if (type == HANDOFF_CLAIM)
         return handoff_claim_take(c, c->in_control.data, e);
     if (type == HANDOFF_OFFER && (!r || r->state == HANDOFF_CLAIMED))

@@ -23,12 +23,18 @@ static void pad_row(uint8_t *row, const struct baton_kv_layout *l)
 void kv_copy_rows(uint8_t *dst, const struct baton_kv_layout *dl, const uint8_t *src,
                   const struct baton_kv_layout *sl, uint32_t n)
 {
-    if (dl->dtype == sl->dtype && rows_dense(dl) && rows_dense(sl)) {
+    if (dl->dtype == sl->dtype && dl->dtype != BATON_I8 && rows_dense(dl) && rows_dense(sl)) {
         memcpy(dst, src, n * (size_t)dl->stride_position);
         return;
     }
     for (uint32_t p = 0; p < n; p++) {
         uint8_t *row = dst + p * dl->stride_position;
+        if (dl->dtype == BATON_I8 || sl->dtype == BATON_I8) {
+            kv_int8_copy_row(row, dl, src + p * sl->stride_position, sl);
+            if (dl->dtype != BATON_I8)
+                pad_row(row, dl);
+            continue;
+        }
         kv_convert(row, dl->dtype, dl->stride_dim, src + p * sl->stride_position, sl->dtype,
                    sl->stride_dim, dl->head_dim);
         if (dl->head_dim_padded > dl->head_dim)

@@ -95,9 +95,10 @@ int kv_layout_check(const struct baton_kv_layout *l, struct baton_error *e);
  *
  * Where a row lies: paged, in its block; ring, in row p % rows, at most `rows` newest ones, and a
  * write past `end` makes the oldest fall out (the caller moves `end`); slid, the rows hold
- * [end - rows, end) with the newest in the last row. Room to write: paged, every position with a
- * block; a whole-sequence block or slid window, [first, end) alone. int8: BATON_ERR_UNSUPPORTED.
- * Other fault: BATON_ERR_USAGE (positions), _MISMATCH (heads), _INPUT (a record that overlaps). */
+ * [max(0, end - rows), end) from the first row on. Room to write: paged, every position with a
+ * block; a whole-sequence block or slid window, [first, end) alone. int8 is
+ * quantised with half a scale an element as budget (a scale is a block's largest magnitude / 127).
+ * Fault: BATON_ERR_USAGE (positions), _MISMATCH (heads), _INPUT (a record that overlaps). */
 int kv_copy(const struct baton_kv_view *dst, const struct baton_kv_view *src, enum kv_which which,
             uint32_t first, uint32_t n, struct baton_error *e);
 /* A view over a dense piece [kv_heads, n, head_dim] that holds [first, first+n) (layout filled in

@@ -45,7 +45,7 @@ static inline enum kv_group kv_group_of(const struct kv_geometry *g, uint32_t la
     return g->local[layer] ? KV_LOCAL : KV_GLOBAL;
 }
 
-/* Bytes of an element; 0 for a dtype that pages cannot have (BATON_I8 included, for now). */
+/* Bytes of an element; 0 for a dtype that has no elements on the wire (BATON_I8 included). */
 static inline size_t kv_dtype_bytes(uint32_t dtype)
 {
     return dtype == BATON_F32 ? 4 : dtype == BATON_F16 || dtype == BATON_BF16 ? 2 : 0;
@@ -79,6 +79,12 @@ void kv_convert(uint8_t *dst, uint32_t dst_dtype, int64_t dst_stride, const uint
  * zeroed. */
 void kv_copy_rows(uint8_t *dst, const struct baton_kv_layout *dl, const uint8_t *src,
                   const struct baton_kv_layout *sl, uint32_t n);
+/* One row of one head where either side is int8 (int8.c); padding of dst is zeroed. */
+void kv_int8_copy_row(uint8_t *dst, const struct baton_kv_layout *dl, const uint8_t *src,
+                      const struct baton_kv_layout *sl);
+/* Bytes of an int8 row of one head, its scales included. */
+uint32_t kv_int8_row_bytes(uint32_t head_dim_padded, uint32_t scale_block);
+#define KV_INT8_MAX_BLOCK 1024u /* elements of a scale */
 /* What kv_copy refuses. */
 int kv_copy_check(const struct baton_kv_view *dst, const struct baton_kv_view *src,
                   enum kv_which which, uint32_t first, uint32_t n, struct baton_error *e);

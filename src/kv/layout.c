@@ -23,9 +23,7 @@ static int check_fields(const struct baton_kv_layout *l, struct baton_error *e)
     bool paged = l->kind == BATON_KV_PAGED;
     if (l->version != 1)
         return base_fail(e, BATON_ERR_UNSUPPORTED, "KV layout: version %u", l->version);
-    if (l->dtype == BATON_I8)
-        return base_fail(e, BATON_ERR_UNSUPPORTED, "KV layout: int8 entries");
-    if (kv_dtype_bytes(l->dtype) == 0)
+    if (l->dtype != BATON_I8 && kv_dtype_bytes(l->dtype) == 0)
         return base_fail(e, bad, "KV layout: dtype %u", l->dtype);
     if (l->kind < BATON_KV_PAGED || l->kind > BATON_KV_SLID)
         return base_fail(e, bad, "KV layout: kind %u", l->kind);
@@ -42,8 +40,13 @@ static int check_fields(const struct baton_kv_layout *l, struct baton_error *e)
         return base_fail(e, bad, "KV layout: block %u", l->block);
     if (paged ? l->rows != 0 : l->rows == 0 || l->rows > MAX_ROWS)
         return base_fail(e, bad, "KV layout: %u rows", l->rows);
-    if (l->scale_block != 0)
-        return base_fail(e, bad, "KV layout: scales without int8 entries");
+    if (l->dtype == BATON_I8 ? l->scale_block == 0 || l->scale_block > KV_INT8_MAX_BLOCK
+                             : l->scale_block != 0)
+        return base_fail(e, bad, "KV layout: scales of %u elements, dtype %u", l->scale_block,
+                         l->dtype);
+    if (l->dtype == BATON_I8 && l->stride_dim != 1)
+        return base_fail(e, bad, "KV layout: stride_dim %lld of int8 entries",
+                         (long long)l->stride_dim);
     if (!l->joint && l->stride_kv != 0)
         return base_fail(e, bad, "KV layout: stride_kv without a joint region");
     return 0;
@@ -59,7 +62,8 @@ struct axis {
 static uint32_t axes_of(const struct baton_kv_layout *l, struct axis axes[5])
 {
     uint32_t n = 0, rows = l->kind == BATON_KV_PAGED ? l->block : l->rows;
-    axes[n++] = (struct axis){"dim", l->stride_dim, l->head_dim_padded};
+    if (l->dtype != BATON_I8) /* an int8 row is one thing: its scales follow its bytes */
+        axes[n++] = (struct axis){"dim", l->stride_dim, l->head_dim_padded};
     axes[n++] = (struct axis){"position", l->stride_position, rows};
     axes[n++] = (struct axis){"head", l->stride_head, l->kv_heads};
     if (l->joint)
@@ -92,9 +96,11 @@ static int check_strides(const struct baton_kv_layout *l, struct baton_error *e)
 {
     struct axis axes[5];
     uint32_t n = axes_of(l, axes);
-    int64_t extent = (int64_t)kv_dtype_bytes(l->dtype);
+    bool int8 = l->dtype == BATON_I8;
+    int64_t unit = int8 ? 4 : (int64_t)kv_dtype_bytes(l->dtype);
+    int64_t extent = int8 ? kv_int8_row_bytes(l->head_dim_padded, l->scale_block) : unit;
     for (uint32_t i = 0; i < n; i++)
-        if (axes[i].stride < 0 || axes[i].stride > MAX_STRIDE || axes[i].stride % extent != 0)
+        if (axes[i].stride < 0 || axes[i].stride > MAX_STRIDE || axes[i].stride % unit != 0)
             return base_fail(e, BATON_ERR_INPUT, "KV layout: stride_%s %lld", axes[i].name,
                              (long long)axes[i].stride);
     if (l->block != 0 && l->stride_block % l->alignment != 0)
@@ -227,7 +233,7 @@ uint8_t *kv_view_run(const struct baton_kv_view *v, enum kv_which which, uint32_
         row = position % l->rows;
         left = l->rows - row;
     } else if (l->kind == BATON_KV_SLID) {
-        row = l->rows - (v->end - position);
+        row = position - (v->end > l->rows ? v->end - l->rows : 0);
     } else if (l->block != 0) {
         row = position % l->block;
         left = l->block - row;

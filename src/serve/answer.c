@@ -14,13 +14,24 @@ static json_t *head(const struct serve_job *j, bool chunk)
                      (json_int_t)j->created, "model", j->serve->name);
 }
 
+/* Where a decode server's prompt was computed, and what became of the handoff if there was one. */
+static json_t *source(const struct serve_job *j)
+{
+    return json_pack("{s:s,s:s?}", "prompt_source",
+                     j->st.slots ? "external_kv_transfer" : "local_compute", "handoff",
+                     j->st.verdict[0] ? j->st.verdict : NULL);
+}
+
 static json_t *usage(const struct serve_job *j)
 {
     json_int_t out = 0, in = (json_int_t)j->prompt_tokens;
     for (uint32_t i = 0; i < j->n_choices; i++)
         out += j->choices[i].n_out;
-    return json_pack("{s:I,s:I,s:I}", "prompt_tokens", in, "completion_tokens", out, "total_tokens",
-                     in + out);
+    json_t *u = json_pack("{s:I,s:I,s:I}", "prompt_tokens", in, "completion_tokens", out,
+                          "total_tokens", in + out);
+    if (j->serve->role == SERVE_DECODE)
+        json_object_set_new(u, "baton", source(j));
+    return u;
 }
 
 static json_t *ids_of(const struct serve_prompt *q)
@@ -152,6 +163,11 @@ int serve_answer_whole(struct serve_job *j, struct serve_text *out)
     bad |= json_object_set_new(doc, "usage", usage(j));
     if (j->ask.return_token_ids && j->ask.kind == SERVE_CHAT)
         bad |= json_object_set_new(doc, "prompt_token_ids", ids_of(&j->ask.prompts[0]));
+    if (j->ask.transfer.out)
+        bad |= json_object_set_new(doc, "kv_transfer_params",
+                                   serve_transfer_json(j->serve, j->choices[0].ticket,
+                                                       j->ask.prompts[0].ids,
+                                                       j->ask.prompts[0].n_ids));
     if (bad) {
         json_decref(doc);
         return BATON_ERR_NOMEM;

@@ -89,7 +89,8 @@ static int parse_lengths(struct serve_ask *a, struct serve_problem *p)
     a->max_said = a->max_tokens > 0;
     if (a->kind == SERVE_COMPLETION && !a->max_said)
         a->max_tokens = DEFAULT_COMPLETION_TOKENS;
-    if (a->max_tokens && a->min_tokens > a->max_tokens)
+    /* Some routers cut the budget of a prefill to 1 and leave the least as it was. */
+    if (a->max_tokens && a->min_tokens > a->max_tokens && !a->transfer.out)
         return serve_refuse(p, 400, "invalid_value", "min_tokens",
                             "min_tokens is %u, above max_tokens, which is %u", a->min_tokens,
                             a->max_tokens);
@@ -122,6 +123,8 @@ static int parse_stream(struct serve_ask *a, struct serve_problem *p)
     if (!json_is_object(o))
         return serve_refuse(p, 400, "invalid_type", "stream_options",
                             "stream_options must be an object");
+    if (!a->stream && a->transfer.out)
+        return 0; /* a router that made no stream of it */
     if (!a->stream)
         return serve_refuse(p, 400, "invalid_value", "stream_options",
                             "stream_options needs stream to be true");
@@ -180,30 +183,12 @@ static int refuse_unbuilt(const struct serve_ask *a, struct serve_problem *p)
     return 0;
 }
 
-/* Half of a pair is asked of prefill and decode servers alone. */
-static int refuse_transfer(const struct serve_ask *a, struct serve_problem *p)
-{
-    static const char name[] = "kv_transfer_params";
-    const json_t *o = json_object_get(a->doc, name);
-    bool out = false, in = false;
-    if (!o || json_is_null(o))
-        return 0;
-    if (!json_is_object(o))
-        return serve_refuse(p, 400, "invalid_type", name, "%s must be an object", name);
-    if (serve_field_bool(o, "do_remote_decode", &out, p) ||
-        serve_field_bool(o, "do_remote_prefill", &in, p))
-        return -1;
-    if (out || in)
-        return serve_refuse(p, 400, "unsupported_parameter", name,
-                            "%s: this server has the role both and hands nothing over", name);
-    return 0;
-}
-
 static int parse_generation(struct serve_ask *a, struct serve_problem *p)
 {
-    if (parse_flags(a, p) || parse_lengths(a, p) || parse_sampling(a, p) || parse_stop(a, p) ||
-        parse_stop_ids(a, p) || parse_logprobs(a, p) || parse_stream(a, p) ||
-        refuse_unbuilt(a, p) || refuse_transfer(a, p))
+    /* First: what is refused behind it has a ticket to give back. */
+    if (serve_transfer_parse(&a->transfer, a->doc, p) || parse_flags(a, p) || parse_lengths(a, p) ||
+        parse_sampling(a, p) || parse_stop(a, p) || parse_stop_ids(a, p) || parse_logprobs(a, p) ||
+        parse_stream(a, p) || refuse_unbuilt(a, p))
         return -1;
     if ((a->kind == SERVE_CHAT ? serve_ask_messages(a, p) : serve_ask_prompts(a, p)))
         return -1;

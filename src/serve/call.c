@@ -25,6 +25,8 @@ static const struct {
     {"/v1/models", "GET", SERVE_LOOK, SERVE_COMPLETION, false, false},
     {"/tokenize", "POST", SERVE_TOKENS, SERVE_TOKENIZE, false, false},
     {"/detokenize", "POST", SERVE_TOKENS, SERVE_TOKENIZE, false, false},
+    {"/", "GET", SERVE_LOOK, SERVE_COMPLETION, true, true},
+    {"/baton/v1/status", "GET", SERVE_LOOK, SERVE_COMPLETION, false, false},
     {"/health", "GET", SERVE_LOOK, SERVE_COMPLETION, true, false},
     {"/version", "GET", SERVE_LOOK, SERVE_COMPLETION, true, true},
     {"/metrics", "GET", SERVE_LOOK, SERVE_COMPLETION, true, false},
@@ -53,8 +55,6 @@ static void allow(struct serve_call *c, size_t i, const char *authorization)
                      "this server wants one of its API keys as Authorization: Bearer KEY");
     else if (!routes[i].always && !atomic_load(&s->attached))
         serve_refuse(&c->problem, 503, "loading", NULL, "the model is being loaded");
-    else if (routes[i].route == SERVE_GENERATE && atomic_load(&s->draining))
-        serve_refuse(&c->problem, 503, "draining", NULL, "the server is shutting down");
 }
 
 void serve_call_route(struct serve_call *c, const char *path, const char *method,
@@ -75,6 +75,28 @@ void serve_call_route(struct serve_call *c, const char *path, const char *method
         return;
     }
     serve_refuse(&c->problem, 404, "not_found", NULL, "there is no %.100s here", path);
+}
+
+/* "Prefer: if-available; x, wait=10": one of a list, parameters aside. */
+static bool prefers(const char *list, const char *token)
+{
+    size_t n = strlen(token);
+    while (list && *list) {
+        list += strspn(list, " \t,");
+        if (!strncasecmp(list, token, n) && strchr(" \t,;", list[n]))
+            return true;
+        list += strcspn(list, ",");
+    }
+    return false;
+}
+
+void serve_call_headers(struct serve_call *c, const char *prefer, const char *request_id)
+{
+    size_t n = 0;
+    c->if_available = prefers(prefer, "if-available");
+    for (; request_id && *request_id && n + 1 < sizeof c->request_id; request_id++)
+        if (*request_id >= ' ' && *request_id <= '~')
+            c->request_id[n++] = *request_id;
 }
 
 /* ---- keys --------------------------------------------------------------------------------- */

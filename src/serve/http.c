@@ -15,6 +15,7 @@
 #include <microhttpd.h>
 
 #include "serve/http_priv.h"
+#include "serve/page_priv.h"
 
 enum { BLOCK = 16384, IDLE_SECONDS = 120, MAX_CONNECTIONS = 4096 };
 
@@ -33,6 +34,17 @@ static enum MHD_Result queue(struct MHD_Connection *c, int status, struct MHD_Re
     return done;
 }
 
+static void describe(struct MHD_Response *r, const char *type)
+{
+    MHD_add_response_header(r, "Content-Type", type);
+    MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+    if (strncmp(type, "text/html", 9) != 0)
+        return;
+    MHD_add_response_header(r, "Content-Security-Policy", serve_page_policy);
+    MHD_add_response_header(r, "Referrer-Policy", "no-referrer");
+    MHD_add_response_header(r, "Cache-Control", "no-cache");
+}
+
 /* Takes the text over. */
 static enum MHD_Result reply(struct MHD_Connection *c, int status, const char *type,
                              struct serve_text *body)
@@ -44,7 +56,7 @@ static enum MHD_Result reply(struct MHD_Connection *c, int status, const char *t
     if (!r)
         serve_text_free(body);
     else
-        MHD_add_response_header(r, "Content-Type", type);
+        describe(r, type);
     *body = (struct serve_text){0};
     return queue(c, status, r);
 }
@@ -137,26 +149,38 @@ static enum MHD_Result answer_job(struct MHD_Connection *c, struct serve_job *j)
     return j->ask.stream ? reply_stream(c, j) : reply(c, 200, "application/json", &body);
 }
 
+/* On failure what the ticket stands for is given back. */
+static int parse_ask(struct serve_call *call, struct serve_ask *a, struct serve_problem *p)
+{
+    struct serve *s = call->serve;
+    int rc = serve_ask_parse(a, call->kind, call->body.data ? call->body.data : "", call->body.n,
+                             p);
+    serve_text_free(&call->body);
+    if (rc == 0 && a->model && strcmp(a->model, s->name) != 0)
+        rc = serve_refuse(p, 404, "model_not_found", "model", "the model '%.80s' does not exist",
+                          a->model);
+    if (rc == 0 && atomic_load(&s->draining))
+        rc = serve_refuse(p, 503, "draining", NULL, "the server is shutting down");
+    if (rc == 0)
+        rc = serve_transfer_check(s, a, call->if_available, p);
+    if (rc) {
+        serve_transfer_release(s, &a->transfer);
+        serve_ask_free(a);
+    }
+    return rc;
+}
+
 static int start_job(struct serve_call *call, struct MHD_Connection *c, struct serve_problem *p)
 {
     struct serve *s = call->serve;
     struct serve_ask ask;
-    if (serve_ask_parse(&ask, call->kind, call->body.data ? call->body.data : "", call->body.n,
-                        p)) {
-        serve_ask_free(&ask);
+    if (parse_ask(call, &ask, p))
         return -1;
-    }
-    serve_text_free(&call->body);
-    if (ask.model && strcmp(ask.model, s->name) != 0) {
-        serve_refuse(p, 404, "model_not_found", "model", "the model '%.80s' does not exist",
-                     ask.model);
-        serve_ask_free(&ask);
-        return -1;
-    }
     struct serve_job *j;
     if (serve_job_open(s, &ask, &j, p))
         return -1;
     j->connection = c;
+    memcpy(j->request_id, call->request_id, sizeof j->request_id);
     call->job = j;
     if (serve_job_submit(j, p)) {
         call->job = NULL;
@@ -191,6 +215,8 @@ static enum MHD_Result dispatch(struct serve_call *call, struct MHD_Connection *
     if (rc) {
         serve_text_free(&r.body);
         serve_metrics_add(&s->metrics, &s->metrics.refused, 1);
+        if (call->route == SERVE_GENERATE)
+            serve_record_refused(s, call->request_id, p);
         return reply_problem(c, p);
     }
     return reply(c, r.status, r.type, &r.body);
@@ -208,6 +234,8 @@ static enum MHD_Result begin_call(struct serve *s, struct MHD_Connection *c, con
     atomic_fetch_add(&s->connections, 1);
     serve_call_route(call, path, method,
                      MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Authorization"));
+    serve_call_headers(call, MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Prefer"),
+                       MHD_lookup_connection_value(c, MHD_HEADER_KIND, "X-Request-Id"));
     const char *length = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");
     if (length && strtoull(length, NULL, 10) > SERVE_MAX_BODY) {
         serve_refuse(&call->problem, 413, "request_too_large", NULL,

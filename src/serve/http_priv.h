@@ -18,12 +18,16 @@ struct serve_call {
     size_t n_body;         /* bytes that came, kept or not */
     struct serve_job *job; /* NULL: answered without one */
     int fd;                /* watched; -1 = no */
+    bool if_available;     /* Prefer: if-available */
+    char request_id[96];   /* X-Request-Id, cut; only printable ASCII of it */
 };
 
 /* Which route; problem is set where there is none, where the method or the key is wrong, and while
  * nothing can be answered. authorization may be NULL. */
 void serve_call_route(struct serve_call *c, const char *path, const char *method,
                       const char *authorization);
+/* Take what matters of two headers, either of which may be NULL. */
+void serve_call_headers(struct serve_call *c, const char *prefer, const char *request_id);
 /* Read keys, one a line, into s. */
 int serve_keys_load(struct serve *s, const char *path, struct baton_error *e);
 /* A listening socket or a negative code. host is an IPv4 or IPv6 address; NULL = 127.0.0.1. */

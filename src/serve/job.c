@@ -137,6 +137,8 @@ void serve_job_put(struct serve_job *j)
 {
     if (!j || atomic_fetch_sub(&j->refs, 1) != 1)
         return;
+    if (!j->claimed)
+        serve_transfer_release(j->serve, &j->ask.transfer);
     for (uint32_t i = 0; j->choices && i < j->n_choices; i++)
         serve_choice_free(&j->choices[i]);
     free(j->choices);
@@ -189,7 +191,7 @@ int serve_choice_begin(struct serve_choice *c, struct baton_error *e)
         .struct_size = sizeof o,
         .ids = q->ids,
         .n_ids = q->n_ids,
-        .request_id = j->number,
+        .request_id = atomic_fetch_add(&s->next_request, 1),
         .max_tokens = a->max_tokens && a->max_tokens < room ? a->max_tokens : room,
         .min_tokens = a->min_tokens,
         .ignore_eos = a->ignore_eos,
@@ -203,12 +205,22 @@ int serve_choice_begin(struct serve_choice *c, struct baton_error *e)
         .presence_penalty = a->presence_penalty,
         .frequency_penalty = a->frequency_penalty,
         .choice = c->nth,
+        .hold = a->transfer.out,
+        .ticket = a->transfer.in ? a->transfer.ticket : NULL,
+        .from = a->transfer.in ? a->transfer.from : NULL,
+        .local_prefill = s->role == SERVE_DECODE && (s->local_prefill || !a->transfer.in),
         .notify = serve_ring,
         .notify_ctx = s,
     };
     c->begun = true;
+    if (!j->begun_ns)
+        j->begun_ns = base_now_ns();
     int rc = model_detokenizer_open(s->tokenizer, !a->keep_special, &c->detokenizer, e);
     if (rc == 0 && a->return_token_ids && !(c->ids = json_array()))
         rc = base_fail(e, BATON_ERR_NOMEM, "no memory for token ids");
-    return rc ? rc : baton_submit(s->engine, &o, &c->request, e);
+    if (rc == 0)
+        rc = baton_submit(s->engine, &o, &c->request, e);
+    if (rc == 0)
+        j->claimed = true; /* the engine releases it where the request fails */
+    return rc;
 }

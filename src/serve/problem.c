@@ -7,6 +7,7 @@
 
 #undef serve_refuse
 #undef serve_refuse_error
+#undef serve_refuse_handoff
 
 static const char *type_of(int status)
 {
@@ -52,6 +53,26 @@ int serve_refuse_error(struct serve_problem *p, const char *param, const struct 
         return serve_refuse(p, 503, "no_memory", NULL, "%s", e->text);
     default:
         return serve_refuse(p, 500, base_code_name(e->code), NULL, "%s", e->text);
+    }
+}
+
+int serve_refuse_handoff(struct serve_problem *p, const struct baton_error *e)
+{
+    const char *code = base_code_name(e->code);
+    switch (e->code) {
+    case BATON_ERR_STALE:
+    case BATON_ERR_CANCELLED: /* withdrawn by its producer */
+        return serve_refuse(p, 409, code, "kv_transfer_params", "%s", e->text);
+    case BATON_ERR_MISMATCH:
+        return serve_refuse(p, 422, code, "kv_transfer_params", "%s", e->text);
+    case BATON_ERR_PEER:
+    case BATON_ERR_IO:
+    case BATON_ERR_TIMEOUT:
+    case BATON_ERR_INTEGRITY:
+    case BATON_ERR_USAGE: /* a name that nobody knows */
+        return serve_refuse(p, 502, code, "kv_transfer_params", "%s", e->text);
+    default:
+        return serve_refuse_error(p, NULL, e);
     }
 }
 

@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -38,16 +39,40 @@ static void choice_over(struct serve_choice *c)
 static void job_failed(struct serve_job *j, const struct baton_error *e)
 {
     if (!j->problem.status) {
-        serve_refuse_error(&j->problem, j->ask.kind == SERVE_CHAT ? "messages" : "prompt", e);
+        if (j->ask.transfer.in && !j->first_ns)
+            serve_refuse_handoff(&j->problem, e);
+        else
+            serve_refuse_error(&j->problem, j->ask.kind == SERVE_CHAT ? "messages" : "prompt", e);
         base_log(BASE_LOG_WARN, "request %s failed: %s", j->id, e->text);
     }
     cancel_requests(j);
+}
+
+/* The prompt was there: where from? */
+static void note_prompt(struct serve_choice *c, uint64_t first_ns)
+{
+    struct serve_job *j = c->job;
+    struct serve_metrics *m = &j->serve->metrics;
+    struct baton_stats st = {.struct_size = sizeof st};
+    if (c->request)
+        baton_request_stats(c->request, &st);
+    if (c->nth == 0)
+        serve_metrics_add(m, st.slots ? &m->pulled_tokens : &m->computed_tokens,
+                          j->ask.prompts[c->prompt].n_ids);
+    if (c->index == 0) {
+        j->first_ns = first_ns;
+        j->st = st;
+    }
+    if (j->ask.transfer.in)
+        serve_metrics_pulled(m, &st);
 }
 
 static void note_token(struct serve_choice *c, const struct baton_token *t)
 {
     struct serve_metrics *m = &c->job->serve->metrics;
     serve_metrics_add(m, &m->generation_tokens, 1);
+    if (c->n_out == 0)
+        note_prompt(c, t->time_ns);
     if (c->n_out == 0)
         serve_metrics_time(m, &m->ttft, t->time_ns - c->job->arrived_ns);
     else
@@ -64,6 +89,47 @@ static void note_end(struct serve_choice *c)
     else if (c->finish && !c->job->cancelled)
         counter = c->finish[0] == 's' ? &m->stop : &m->length;
     serve_metrics_add(m, counter, 1);
+    if (c->request && c->index == 0) {
+        c->job->st.struct_size = sizeof c->job->st;
+        baton_request_stats(c->request, &c->job->st);
+    }
+}
+
+/* The token is greedy's, for whoever must show one; the decode server chooses its own. */
+static int give_ticket(struct serve_choice *c, const struct baton_ticket *t, struct baton_error *e)
+{
+    const struct baton_token token = {
+        .id = t->argmax, .argmax = t->argmax, .margin = t->margin, .time_ns = base_now_ns()};
+    memcpy(c->ticket, t->text, sizeof c->ticket);
+    note_token(c, &token);
+    int rc = serve_choice_take(c, &token, e);
+    if (rc == 0)
+        rc = serve_choice_finish(c, "length", e);
+    c->finish = "length";
+    return rc;
+}
+
+/* A prefill server's only token, and the cache left to its ticket. A job that is cancelled is
+ * waited for: its pages are on their way back. */
+static void pull_ticket(struct serve_choice *c)
+{
+    struct baton_ticket t = {.struct_size = sizeof t};
+    struct baton_token none;
+    struct baton_error e;
+    bool cancelled = c->job->cancelled;
+    int rc = cancelled ? baton_next(c->request, &none, 0, &e) : baton_ticket(c->request, &t, 0, &e);
+    if (rc == BATON_ERR_TIMEOUT)
+        return;
+    if (rc == 0 && !cancelled)
+        rc = give_ticket(c, &t, &e);
+    if (rc && !cancelled)
+        job_failed(c->job, &e);
+    note_end(c);
+    if (!rc && !cancelled) {
+        baton_request_detach(c->request);
+        c->request = NULL;
+    }
+    choice_over(c);
 }
 
 /* All tokens that are there. A choice that ended by a stop string is drained until the engine has
@@ -87,6 +153,8 @@ static void pull(struct serve_choice *c)
         } else if (rc < 0) {
             bad = rc;
         }
+        if (bad && c->job->ask.transfer.in && !c->job->first_ns && !c->job->cancelled)
+            serve_metrics_failed(&c->job->serve->metrics, &e);
         if (bad)
             job_failed(c->job, &e);
         if (rc != 1) {
@@ -140,6 +208,7 @@ static void count_job(struct serve_job *j, bool gone)
     struct serve_metrics *m = &j->serve->metrics;
     serve_metrics_time(m, &m->e2e, base_now_ns() - j->arrived_ns);
     serve_metrics_add(m, gone ? &m->cancelled : j->problem.status ? &m->refused : &m->finished, 1);
+    serve_record_write(j->serve, j, gone);
     base_log(BASE_LOG_INFO, "%s: %u of %u choices, %llu prompt tokens, %.1f ms%s", j->id,
              j->n_choices - j->n_open, j->n_choices, (unsigned long long)j->prompt_tokens,
              (double)(base_now_ns() - j->arrived_ns) / 1e6, gone ? ", client gone" : "");
@@ -153,7 +222,10 @@ static bool step_job(struct serve_job *j)
     if (gone && !j->cancelled)
         cancel_requests(j);
     for (uint32_t i = 0; i < j->n_choices; i++)
-        pull(&j->choices[i]);
+        if (!j->ask.transfer.out)
+            pull(&j->choices[i]);
+        else if (j->choices[i].request)
+            pull_ticket(&j->choices[i]);
     bool last = j->n_open == 0;
     if (!gone)
         write_news(j, &news, last);
@@ -218,6 +290,27 @@ static void begin_choices(struct serve *s)
     s->queue_end = p;
 }
 
+/* A ticket lives as long as its lease, which its producer begins anew when told that the request
+ * still waits. Milliseconds until the next time, -1: none. */
+static int renew_queued(struct serve *s)
+{
+    uint64_t now = base_now_ns(), soonest = UINT64_MAX;
+    struct baton_error e;
+    for (struct serve_choice *c = s->queue; c; c = c->next) {
+        struct serve_job *j = c->job;
+        if (!j->ask.transfer.in || j->cancelled)
+            continue;
+        if (now >= j->renew_ns) {
+            j->renew_ns = now + s->lease_ns / 6;
+            if (baton_ticket_renew(s->engine, j->ask.transfer.from, j->ask.transfer.ticket, &e) ==
+                0)
+                serve_metrics_add(&s->metrics, &s->metrics.renewed, 1);
+        }
+        soonest = j->renew_ns < soonest ? j->renew_ns : soonest;
+    }
+    return soonest == UINT64_MAX ? -1 : (int)((soonest - now) / 1000000u) + 1;
+}
+
 static void mark_gone(struct serve *s, uint64_t number)
 {
     for (struct serve_job *j = s->jobs; j; j = j->next)
@@ -267,8 +360,9 @@ void *serve_pump_thread(void *arg)
     enum { EVENTS = 64 };
     struct serve *s = arg;
     struct epoll_event events[EVENTS];
+    int timeout_ms = -1;
     for (;;) {
-        int n = epoll_wait(s->watch, events, EVENTS, -1);
+        int n = epoll_wait(s->watch, events, EVENTS, timeout_ms);
         take_incoming(s);
         for (int i = 0; i < n; i++) {
             if (events[i].data.u64 != 0) {
@@ -283,6 +377,8 @@ void *serve_pump_thread(void *arg)
             cancel_all(s);
         step_jobs(s);
         begin_choices(s);
+        serve_page_note(s);
+        timeout_ms = renew_queued(s);
         if (atomic_load(&s->stopping) && !s->jobs && shut(s))
             return NULL;
     }

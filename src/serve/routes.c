@@ -22,6 +22,10 @@ static json_t *models(const struct serve *s)
 int serve_route_get(struct serve *s, const char *path, struct serve_reply *r,
                     struct serve_problem *p)
 {
+    if (!strcmp(path, "/"))
+        return serve_page_html(r, p);
+    if (!strcmp(path, "/baton/v1/status"))
+        return serve_page_status(s, r, p);
     if (!strcmp(path, "/v1/models"))
         return put(r, models(s), p);
     if (!strcmp(path, "/health"))

@@ -34,10 +34,14 @@ int serve_refuse(struct serve_problem *p, int status, const char *code, const ch
                  const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 /* The same from an error of another room, as the fault of `param` where the client's. */
 int serve_refuse_error(struct serve_problem *p, const char *param, const struct baton_error *e);
+/* The same of a handoff that failed before the first token: the ticket's fault, a dead peer's, or a
+ * mismatch. */
+int serve_refuse_handoff(struct serve_problem *p, const struct baton_error *e);
 #ifdef __clang_analyzer__
 /* Tells the analyzer, which sees one file at a time, that these never return 0. */
 #define serve_refuse(...) (serve_refuse(__VA_ARGS__), -1)
 #define serve_refuse_error(...) (serve_refuse_error(__VA_ARGS__), -1)
+#define serve_refuse_handoff(...) (serve_refuse_handoff(__VA_ARGS__), -1)
 #endif
 /* {"error":{...}}; NULL where there is no memory. */
 json_t *serve_problem_json(const struct serve_problem *p);
@@ -70,6 +74,43 @@ int serve_field_str(const json_t *o, const char *key, const char **out, struct s
 /* An array of whole numbers in [0, INT32_MAX]; *ids: free(). */
 int serve_field_ids(const json_t *array, const char *param, int32_t **ids, size_t *n,
                     struct serve_problem *p);
+
+/* ---- transfer.c, allow.c: the halves of a pair ---------------------------------------------- */
+
+struct serve;
+struct serve_ask;
+
+/* What a request's kv_transfer_params ask for. */
+struct serve_transfer {
+    bool out;            /* do_remote_decode: prefill, and keep the cache for its ticket */
+    bool in;             /* do_remote_prefill: the next three are there */
+    const char *ticket;  /* of the document */
+    const char *host;    /* of the document */
+    uint16_t port;       //
+    char from[256 + 16]; /* the same as an address for the engine, once it was allowed; or "" */
+};
+/* Find and read them in a request's document; all zero where there are none. */
+int serve_transfer_parse(struct serve_transfer *t, const json_t *doc, struct serve_problem *p);
+/* Whether a request suits this server's role, and its ticket's host is allowed. What a prefill
+ * server has no use for is dropped from it. if_available: the client wants it only where the cache
+ * need not be computed here. */
+int serve_transfer_check(const struct serve *s, struct serve_ask *a, bool if_available,
+                         struct serve_problem *p);
+/* Nobody will pull what this ticket stands for: tell its producer, where it may be told. */
+void serve_transfer_release(struct serve *s, struct serve_transfer *t);
+/* kv_transfer_params for the decode server, of a prompt that is kept for `ticket`; NULL where there
+ * is no memory. */
+json_t *serve_transfer_json(const struct serve *s, const char *ticket, const int32_t *ids,
+                            size_t n_ids);
+
+struct serve_allow;
+int serve_allow_open(const struct serve_options *o, struct serve_allow **out,
+                     struct baton_error *e);
+void serve_allow_close(struct serve_allow *a); /* NULL is fine */
+/* Names are compared as they are and not resolved: who lists one trusts who answers for it. */
+bool serve_allowed(const struct serve_allow *a, const char *host);
+/* host and port as an address: brackets around IPv6. */
+void serve_address(const char *host, uint16_t port, char *out, size_t size);
 
 /* ---- ask.c: a request as it was asked for --------------------------------------------------- */
 
@@ -106,6 +147,7 @@ struct serve_ask {
     int32_t *stop_ids;
     size_t n_stop_ids;
     bool add_special; /* tokenize */
+    struct serve_transfer transfer;
 };
 /* Parse a body. On success and on failure serve_ask_free what is there. */
 int serve_ask_parse(struct serve_ask *a, enum serve_kind kind, const char *body, size_t n,
@@ -136,6 +178,7 @@ struct serve_choice {
     const char *finish;     /* NULL = goes on */
     const char *stopped_by; /* the stop string, or NULL */
     bool role_told, finish_told;
+    char ticket[96]; /* prefill server: what stands for its cache */
 };
 
 struct serve_job {
@@ -151,8 +194,13 @@ struct serve_job {
     struct serve_choice *choices; /* [n_choices] */
     uint32_t n_choices, n_open;   /* not over */
     uint64_t prompt_tokens;
-    bool cancelled; /* its requests were told */
-    bool counted;   /* in the metrics */
+    bool cancelled;        /* its requests were told */
+    bool claimed;          /* its ticket is the engine's affair; else it is released with the job */
+    uint64_t renew_ns;     /* when its ticket is to be renewed while it waits */
+    uint64_t begun_ns;     /* when its first choice went to the engine */
+    uint64_t first_ns;     /* and had its first token, or its ticket */
+    struct baton_stats st; /* of that choice, so far */
+    char request_id[96];   /* X-Request-Id, cut; plain text */
     /* both, under lock */
     pthread_mutex_t lock;
     void *connection; /* libmicrohttpd's; NULL once it is gone */
@@ -185,9 +233,22 @@ int serve_answer_end(struct serve_job *j, struct serve_text *out);      /* of a 
 int serve_answer_error(const struct serve_problem *p, struct serve_text *out);
 int serve_answer_whole(struct serve_job *j, struct serve_text *out);
 
+/* ---- record.c: a line of JSON each request -------------------------------------------------- */
+
+int serve_record_open(struct serve *s, const char *path, struct baton_error *e);
+void serve_record_close(struct serve *s);
+/* A job that is over, or whose client left. */
+void serve_record_write(struct serve *s, const struct serve_job *j, bool gone);
+/* One that was refused before it was counted in. */
+void serve_record_refused(struct serve *s, const char *request_id, const struct serve_problem *p);
+/* ns of a pull that neither moved nor proved bytes: connecting, the claim, waiting for pages and a
+ * lane. */
+uint64_t serve_wait_ns(const struct baton_stats *st);
+
 /* ---- metrics.c ------------------------------------------------------------------------------ */
 
 #define SERVE_BUCKETS 20u
+#define SERVE_CAUSES 6u /* why a handoff failed, see metrics.c */
 struct serve_histogram {
     uint64_t count[SERVE_BUCKETS + 1];
     double sum;
@@ -196,20 +257,66 @@ struct serve_metrics {
     pthread_mutex_t lock;
     struct serve_histogram ttft, itl, e2e;
     uint64_t prompt_tokens, generation_tokens;
-    uint64_t stop, length, abort, error;   /* choices, by how they ended */
-    uint64_t refused, finished, cancelled; /* requests */
+    uint64_t computed_tokens, pulled_tokens; /* of the prompts, by where they were computed */
+    struct serve_histogram wait, transfer, import, verify; /* of pulls, to the first token */
+    uint64_t handoff_bytes;
+    uint64_t verified, unverified, local, failed; /* pulls, by what became of them */
+    uint64_t causes[SERVE_CAUSES];                /* of local and failed */
+    uint64_t renewed, released;                   /* tickets that others were told of */
+    uint64_t stop, length, abort, error;          /* choices, by how they ended */
+    uint64_t refused, finished, cancelled;        /* requests */
 };
+double serve_metrics_bound(unsigned i); /* seconds; upper end of bucket i < SERVE_BUCKETS */
 void serve_metrics_time(struct serve_metrics *m, struct serve_histogram *h, uint64_t ns);
 void serve_metrics_add(struct serve_metrics *m, uint64_t *counter, uint64_t n);
+/* A pull that gave its first token, or was computed here instead; one that failed before. */
+void serve_metrics_pulled(struct serve_metrics *m, const struct baton_stats *st);
+void serve_metrics_failed(struct serve_metrics *m, const struct baton_error *e);
 /* Prometheus text. */
 int serve_metrics_text(struct serve *s, struct serve_text *out);
+
+/* ---- page.c: what the page at / shows ------------------------------------------------------- */
+
+#define SERVE_PAGE_ROWS 64u /* choices under way that it lists */
+#define SERVE_PAGE_LAST 24u /* requests that are over */
+/* A choice under way. */
+struct serve_page_row {
+    char id[48], request_id[96];
+    uint32_t index, prompt_tokens, prefilled, out;
+    uint64_t arrived_ns;
+    const char *state; /* a literal */
+};
+struct serve_page {
+    pthread_mutex_t lock;
+    struct serve_page_row rows[SERVE_PAGE_ROWS];
+    uint32_t n_rows, n_left_off;
+    char *last[SERVE_PAGE_LAST]; /* lines of the request log, without the end of line; a ring */
+    uint64_t n_last;             /* so far */
+};
+/* Pump: what is under way, as it stands. */
+void serve_page_note(struct serve *s);
+/* A request is over: a line of the request log, copied. Any thread. */
+void serve_page_over(struct serve *s, const struct serve_text *line);
+void serve_page_free(struct serve_page *g);
+struct serve_reply;
+int serve_page_html(struct serve_reply *r, struct serve_problem *p);
+int serve_page_status(struct serve *s, struct serve_reply *r, struct serve_problem *p);
 
 /* ---- server --------------------------------------------------------------------------------- */
 
 struct MHD_Daemon;
 
 struct serve {
+    enum serve_role role;
     char *name, *version;
+    char engine_id[33]; /* of this start */
+    char kv_host[256];  /* prefill: where tickets are claimed, as decode servers are told */
+    uint16_t kv_port;   //
+    char fingerprint[65];
+    struct serve_allow *allow; /* decode */
+    uint64_t lease_ns;
+    bool local_prefill;
+    int record_fd; /* -1 = no record is kept */
     uint32_t max_queue;
     int64_t started; /* UNIX seconds */
     char *cert, *key;
@@ -227,7 +334,7 @@ struct serve {
     atomic_bool attached, draining, stopping;
     atomic_uint connections;  /* with a request that is not answered */
     atomic_uint open_choices; /* counted in and not over */
-    atomic_ullong next_number;
+    atomic_ullong next_number, next_request;
     /* pump */
     pthread_t pump;
     bool pump_on;
@@ -240,6 +347,7 @@ struct serve {
     struct serve_job *incoming; /* newest first */
     bool shut;                  /* the pump takes no more */
     struct serve_metrics metrics;
+    struct serve_page page;
 };
 
 void serve_ring(void *serve); /* wakes the pump */

@@ -57,9 +57,37 @@ static int check_name(const char *name, struct baton_error *e)
     return 0;
 }
 
+/* HOST:PORT or [HOST]:PORT in its two parts, as kv_transfer_params have them. */
+static int set_advertised(struct serve *s, const char *address, struct baton_error *e)
+{
+    const char *colon = strrchr(address, ':');
+    char *end = NULL;
+    unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
+    size_t n = colon ? (size_t)(colon - address) : 0;
+    bool brackets = n > 2 && address[0] == '[' && address[n - 1] == ']';
+    bool plain = colon && colon[1] >= '0' && colon[1] <= '9' && !*end;
+    if (!plain || port == 0 || port > UINT16_MAX || n == 0 || n >= sizeof s->kv_host ||
+        (!brackets && memchr(address, ':', n)))
+        return base_fail(e, BATON_ERR_USAGE, "--kv-advertise: '%.80s' is not HOST:PORT", address);
+    memcpy(s->kv_host, address + brackets, n - 2u * brackets);
+    s->kv_port = (uint16_t)port;
+    return 0;
+}
+
 static int open_parts(struct serve *s, const struct serve_options *o, struct baton_error *e)
 {
+    uint8_t id[16];
     int rc = check_name(o->served_name, e);
+    if (rc == 0)
+        rc = base_random(id, sizeof id, e);
+    if (rc == 0)
+        base_hex(id, sizeof id, s->engine_id);
+    if (rc == 0 && o->role == SERVE_DECODE)
+        rc = serve_allow_open(o, &s->allow, e);
+    if (rc == 0 && o->kv_advertise)
+        rc = set_advertised(s, o->kv_advertise, e);
+    if (rc == 0 && o->request_log)
+        rc = serve_record_open(s, o->request_log, e);
     if (rc == 0 && (!(s->name = base_try_strdup(o->served_name, e)) ||
                     !(s->version = base_try_strdup(o->version, e))))
         rc = BATON_ERR_NOMEM;
@@ -75,13 +103,19 @@ int serve_open(const struct serve_options *o, struct serve **out, struct baton_e
     struct serve *s = base_try_alloc(1, sizeof *s, e);
     if (!s)
         return BATON_ERR_NOMEM;
+    s->role = o->role;
+    s->lease_ns = o->lease_ns ? o->lease_ns : 30000000000u;
+    s->local_prefill = o->local_prefill;
+    s->record_fd = -1;
     s->max_queue = o->max_queue;
     s->started = (int64_t)time(NULL);
     s->bell = s->watch = s->listen_fd = -1;
     s->queue_end = &s->queue;
     atomic_init(&s->next_number, 1); /* 0 is the bell */
+    atomic_init(&s->next_request, 1);
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->metrics.lock, NULL);
+    pthread_mutex_init(&s->page.lock, NULL);
     int rc = open_parts(s, o, e);
     if (rc) {
         serve_close(s);
@@ -102,10 +136,13 @@ int serve_attach(struct serve *s, struct baton_model *m, struct baton_engine *en
     struct engine_load load;
     sigset_t all, before;
     int rc = engine_tokenizer(m, &s->tokenizer, e);
+    if (rc == 0 && s->role == SERVE_PREFILL && !s->kv_host[0])
+        rc = set_advertised(s, baton_engine_address(en), e);
     if (rc == 0)
         rc = model_sampler_open(baton_model_vocab(m), &s->sampler, e);
     if (rc)
         return rc;
+    engine_fingerprint(m, s->fingerprint);
     engine_load(en, &load);
     s->model = m;
     s->engine = en;
@@ -123,6 +160,14 @@ int serve_attach(struct serve *s, struct baton_model *m, struct baton_engine *en
     return 0;
 }
 
+/* A cache that is kept for its ticket: a decode server may be about to come for it. */
+static bool has_tickets(struct serve *s)
+{
+    struct baton_ticket_stats t = {.struct_size = sizeof t};
+    return s->role == SERVE_PREFILL && s->engine && baton_ticket_stats(s->engine, &t) == 0 &&
+           t.open + t.claimed > 0;
+}
+
 void serve_drain(struct serve *s, bool (*hurry)(void *ctx), void *ctx)
 {
     enum { LOOK_NS = 20000000 };
@@ -132,10 +177,11 @@ void serve_drain(struct serve *s, bool (*hurry)(void *ctx), void *ctx)
         s->listen_fd = MHD_quiesce_daemon(s->daemon);
     /* What is answered may still be on its way to a client that reads; one that does not read is
      * not waited for. */
-    while (atomic_load(&s->open_choices) || atomic_load(&s->connections)) {
-        if (hurry(ctx))
+    for (;;) {
+        bool kept = has_tickets(s), busy = atomic_load(&s->open_choices) > 0;
+        if ((!kept && !busy && !atomic_load(&s->connections)) || hurry(ctx))
             return;
-        if (atomic_load(&s->open_choices))
+        if (kept || busy)
             last = 0;
         else if (last == 0)
             last = base_now_ns();
@@ -174,11 +220,14 @@ void serve_close(struct serve *s)
     if (s->watch >= 0)
         close(s->watch);
     model_sampler_close(s->sampler);
+    serve_allow_close(s->allow);
+    serve_record_close(s);
     free(s->cert);
     free(s->key);
     free(s->api_keys);
     free(s->name);
     free(s->version);
+    serve_page_free(&s->page);
     pthread_mutex_destroy(&s->metrics.lock);
     pthread_mutex_destroy(&s->lock);
     free(s);

@@ -33,98 +33,67 @@ void verify_bench_close(struct verify_bench *b)
     memset(b, 0, sizeof *b);
 }
 
-/* ---- prefill ------------------------------------------------------------------------------- */
+/* ---- what a prefill left --------------------------------------------------------------------- */
 
-static int run_pieces(struct verify_bench *b, struct kv_seq *s, const int32_t *ids, uint32_t n,
-                      float *logits, struct baton_error *e)
-{
-    uint32_t most = device_caps(b->device)->max_rows;
-    int rc = kv_seq_reserve(s, n, e);
-    for (uint32_t at = 0, step; at < n && rc == 0; at += step) {
-        step = n - at < most ? n - at : most;
-        const uint32_t last = step - 1;
-        uint64_t id;
-        struct baton_span span = {.n_rows = step, .position = at, .kv = kv_seq_views(s)};
-        struct baton_batch batch = {.ids = ids + at,
-                                    .n_rows = step,
-                                    .spans = &span,
-                                    .n_spans = 1,
-                                    .logit_rows = &last,
-                                    .n_logits = 1,
-                                    .logits = logits};
-        rc = device_submit(b->program, &batch, &id, e);
-        if (rc == 0)
-            rc = device_wait(b->program, id, UINT64_MAX, e);
-        if (rc == 0)
-            kv_seq_advance(s, step);
-    }
-    return rc;
-}
-
-/* Dense [head][position][dim] of one slot to [position][head * dim]. */
+/* Dense [head][position][dim] of positions [first, end) of one slot to [position][head * dim]. */
 static int take_slot(const struct baton_kv_view *from, enum kv_which which, float *dense, float *to,
-                     uint32_t n, struct baton_error *e)
+                     uint32_t first, uint32_t end, struct baton_error *e)
 {
     struct baton_kv_layout layout;
-    uint32_t heads = from->layout->kv_heads, dim = from->layout->head_dim;
-    struct baton_kv_view view = kv_dense_view(&layout, BATON_F32, heads, dim, dense, dense, 0, n);
-    int rc = kv_copy(&view, from, which, 0, n, e);
+    uint32_t heads = from->layout->kv_heads, dim = from->layout->head_dim, n = end - first;
+    struct baton_kv_view view = kv_dense_view(&layout, BATON_F32, heads, dim, dense, dense, first,
+                                              n);
+    int rc = kv_copy(&view, from, which, first, n, e);
     for (uint32_t h = 0; h < heads && rc == 0; h++)
         for (uint32_t p = 0; p < n; p++)
-            memcpy(to + ((size_t)p * heads + h) * dim, dense + ((size_t)h * n + p) * dim,
+            memcpy(to + ((size_t)(first + p) * heads + h) * dim, dense + ((size_t)h * n + p) * dim,
                    dim * sizeof *to);
     return rc;
 }
 
-static int take_all(struct verify_bench *b, struct kv_seq *s, struct verify_yield *y,
-                    struct baton_error *e)
+int verify_yield_take(struct verify_yield *y, struct verify_lanes *x, uint32_t lane,
+                      struct baton_error *e)
 {
-    static const uint32_t zeros[KV_MAX_LAYERS];
-    const struct baton_kv_view *views = kv_seq_views(s);
+    const struct baton_kv_view *views = kv_seq_views(x->seq[lane]);
     size_t slot = (size_t)y->n * y->row;
     float *dense = base_try_alloc(slot, sizeof *dense, e);
-    int rc = dense ? device_kv_read(b->device, views, y->n_layers, zeros, y->n, e)
-                   : BATON_ERR_NOMEM;
+    int rc = dense ? verify_lane_fetch(x, lane, y->first, e) : BATON_ERR_NOMEM;
     for (uint32_t i = 0; i < 2 * y->n_layers && rc == 0; i++)
-        rc = take_slot(&views[i / 2], i % 2 ? KV_V : KV_K, dense, y->kv + i * slot, y->n, e);
+        rc = take_slot(&views[i / 2], i % 2 ? KV_V : KV_K, dense, y->kv + i * slot, y->first[i / 2],
+                       y->n, e);
     free(dense);
     return rc;
 }
 
-static int run_in_pool(struct verify_bench *b, struct kv_pool *pool, const int32_t *ids,
-                       struct verify_yield *y, struct baton_error *e)
+int verify_yield_open(struct verify_yield *y, const struct verify_bench *b, uint32_t n,
+                      struct baton_error *e)
 {
-    struct kv_seq *s = NULL;
-    int rc = device_kv_open(b->device, kv_pool_memory(pool), (size_t)kv_pool_bytes(pool), e);
-    if (rc)
-        return rc;
-    rc = kv_seq_open(pool, &s, e);
-    if (rc == 0)
-        rc = run_pieces(b, s, ids, y->n, y->logits, e);
-    if (rc == 0)
-        rc = take_all(b, s, y, e);
-    kv_seq_close(s);
-    device_kv_close(b->device);
-    return rc;
+    memset(y, 0, sizeof *y);
+    y->n_layers = b->config->n_layers;
+    y->n = n;
+    y->row = b->config->kv_heads * b->config->head_dim;
+    y->vocab = b->config->vocab;
+    y->first = base_try_alloc(y->n_layers, sizeof *y->first, e);
+    y->kv = y->first ? base_try_alloc(2 * (size_t)y->n_layers * n, y->row * sizeof *y->kv, e)
+                     : NULL;
+    y->logits = y->kv ? base_try_alloc(y->vocab, sizeof *y->logits, e) : NULL;
+    if (!y->logits)
+        verify_yield_free(y);
+    return y->logits ? 0 : BATON_ERR_NOMEM;
 }
 
 int verify_bench_prefill(struct verify_bench *b, const int32_t *ids, uint32_t n,
                          struct verify_yield *y, struct baton_error *e)
 {
-    struct kv_geometry g;
-    struct kv_pool *pool = NULL;
-    memset(y, 0, sizeof *y);
-    engine_geometry(b->config, device_caps(b->device)->kv_dtype, &g);
-    y->n_layers = g.n_layers;
-    y->n = n;
-    y->row = g.kv_heads * g.head_dim;
-    y->vocab = b->config->vocab;
-    y->kv = base_try_alloc(2 * (size_t)g.n_layers * n, y->row * sizeof *y->kv, e);
-    y->logits = y->kv ? base_try_alloc(y->vocab, sizeof *y->logits, e) : NULL;
-    int rc = y->logits ? kv_pool_open(&pool, &g, n, 1, n, e) : BATON_ERR_NOMEM;
+    struct verify_lanes x = {0};
+    int rc = verify_yield_open(y, b, n, e);
     if (rc == 0)
-        rc = run_in_pool(b, pool, ids, y, e);
-    kv_pool_close(pool);
+        rc = verify_lanes_open(&x, b, 1, n, e);
+    if (rc == 0)
+        rc = verify_lane_prefill(&x, 0, ids, n, y->logits, e);
+    if (rc == 0)
+        rc = verify_yield_take(y, &x, 0, e);
+    verify_lanes_close(&x);
     if (rc)
         verify_yield_free(y);
     return rc;
@@ -132,6 +101,7 @@ int verify_bench_prefill(struct verify_bench *b, const int32_t *ids, uint32_t n,
 
 void verify_yield_free(struct verify_yield *y)
 {
+    free(y->first);
     free(y->kv);
     free(y->logits);
     memset(y, 0, sizeof *y);

@@ -23,6 +23,11 @@ static uint32_t retained_first(const struct kv_geometry *g, uint32_t layer, uint
 
 /* ---- positions ---------------------------------------------------------------------------- */
 
+static bool slid(const struct baton_kv_view *v)
+{
+    return v->layout->kind == BATON_KV_SLID;
+}
+
 static int32_t block_of(const struct baton_kv_view *v, uint32_t position)
 {
     uint32_t i = position / v->layout->block;
@@ -54,6 +59,12 @@ static void check_positions(const struct engine_look *look, uint32_t layer, uint
     }
     if (first == end)
         return;
+    if (slid(v)) {
+        if (end - first > v->layout->rows)
+            snprintf(why, size, "layer %u has %u rows for positions [%u, %u)", layer,
+                     v->layout->rows, first, end);
+        return;
+    }
     while (missing < end && block_of(v, missing) >= 0)
         missing++;
     if (missing < end)
@@ -64,14 +75,16 @@ static void check_positions(const struct engine_look *look, uint32_t layer, uint
 
 /* ---- elements ----------------------------------------------------------------------------- */
 
-/* The address formula of baton/device.h for paged layouts. */
+/* The address formula of baton/device.h for pages and for slid windows. */
 static const uint8_t *element(const struct baton_kv_view *v, enum kv_which which, uint32_t position,
                               uint32_t head, uint32_t dim)
 {
     const struct baton_kv_layout *l = v->layout;
-    return (which == KV_K ? v->k : v->v) + block_of(v, position) * l->stride_block +
-           (int64_t)head * l->stride_head + (int64_t)(position % l->block) * l->stride_position +
-           (int64_t)dim * l->stride_dim;
+    uint32_t oldest = v->end > l->rows ? v->end - l->rows : 0; /* slid: in the first row */
+    int64_t row = slid(v) ? position - oldest : position % l->block;
+    int64_t block = slid(v) ? 0 : block_of(v, position) * l->stride_block;
+    return (which == KV_K ? v->k : v->v) + block + (int64_t)head * l->stride_head +
+           row * l->stride_position + (int64_t)dim * l->stride_dim;
 }
 
 static void copy_slot(const struct baton_kv_view *v, enum kv_which which, struct verify_slot *slot)
@@ -103,10 +116,11 @@ static int check_layout(const struct engine_look *look, uint32_t layer, struct b
 {
     const struct baton_kv_layout *l = look->views[layer].layout;
     const struct kv_geometry *g = look->geometry;
-    if (l->kind != BATON_KV_PAGED || l->block == 0 || l->dtype == BATON_I8)
+    bool paged = l->kind == BATON_KV_PAGED && l->block > 0;
+    if ((!paged && l->kind != BATON_KV_SLID) || l->dtype == BATON_I8)
         return base_fail(e, BATON_ERR_UNSUPPORTED,
-                         "layer %u: the checker reads paged caches of f32, f16 and bf16; this is "
-                         "kind %u of dtype %u",
+                         "layer %u: the checker reads pages and slid windows of f32, f16 and "
+                         "bf16; this is kind %u of dtype %u",
                          layer, l->kind, l->dtype);
     if (l->kv_heads != g->kv_heads || l->head_dim != g->head_dim || l->dtype != g->dtype)
         return base_fail(e, BATON_ERR_MISMATCH, "layer %u: its layout is not of this model", layer);

@@ -18,12 +18,32 @@ struct check {
     struct verify_case *out;
 };
 
-static int run(struct check *x, struct verify_route *r, const int32_t *force,
+const char *const verify_run_names[] = {"reference", "native",  "control",
+                                        "forced",    "handoff", "second"};
+
+/* A run to make: what it is, and the one that it is compared with. */
+struct step {
+    enum verify_run_kind kind;
+    uint32_t repeat;
+    const int32_t *force;
+    const struct verify_run *against;
+};
+
+static int run(struct check *x, struct verify_route *r, const struct step *s,
                struct verify_run *out, struct baton_error *e)
 {
     struct verify_ask a = x->ask;
-    a.force = force;
+    a.force = s->force;
+    r->left = &x->out->left;
     int rc = verify_route_run(r, &a, out, e);
+    const struct verify_record record = {.kind = s->kind,
+                                         .repeat = s->repeat,
+                                         .vocab = x->vocab,
+                                         .run = out,
+                                         .against = s->against,
+                                         .error = rc ? e : NULL};
+    if (x->options->record)
+        x->options->record(x->options->record_ctx, &record);
     x->done++;
     if (x->options->progress)
         x->options->progress(x->options->ctx, x->done, x->all);
@@ -37,7 +57,7 @@ static int run_reference(struct check *x, struct baton_error *e)
     struct verify_route r;
     int rc = verify_route_native(&r, x->options, "cpu:ref", x->ctx, e);
     if (rc == 0)
-        rc = run(x, &r, NULL, &x->ref, e);
+        rc = run(x, &r, &(struct step){.kind = VERIFY_RUN_REFERENCE}, &x->ref, e);
     verify_route_close(&r);
     return rc;
 }
@@ -107,16 +127,19 @@ static int run_native(struct check *x, struct baton_error *e)
 {
     struct verify_route r;
     struct verify_run other = {0};
+    const struct step native = {.kind = VERIFY_RUN_NATIVE},
+                      control = {.kind = VERIFY_RUN_CONTROL, .against = &x->native},
+                      forced = {.kind = VERIFY_RUN_FORCED, .force = x->ref.ids, .against = &x->ref};
     int rc = verify_route_native(&r, x->options, x->options->decode, x->ctx, e);
     if (rc == 0)
-        rc = run(x, &r, NULL, &x->native, e);
+        rc = run(x, &r, &native, &x->native, e);
     if (rc == 0)
-        rc = run(x, &r, NULL, &other, e);
+        rc = run(x, &r, &control, &other, e);
     if (rc == 0)
         rc = compare_control(x, &other, e);
     verify_run_free(&other);
     if (rc == 0 && x->ref.n)
-        rc = run(x, &r, x->ref.ids, &other, e);
+        rc = run(x, &r, &forced, &other, e);
     if (rc == 0 && x->ref.n)
         rc = compare_reference(x, &other, e);
     verify_run_free(&other);
@@ -226,7 +249,8 @@ static int run_repeats(struct check *x, struct baton_error *e)
     x->out->bit_exact_repeats = true;
     for (uint32_t i = 0; i < x->options->repeats && rc == 0; i++) {
         struct verify_run *to = i ? &again : &x->first;
-        rc = run(x, &r, NULL, to, e);
+        const struct step s = {.kind = VERIFY_RUN_HANDOFF, .repeat = i, .against = &x->native};
+        rc = run(x, &r, &s, to, e);
         if (rc == 0)
             rc = take_repeat(x, to, i, e);
         else
@@ -244,9 +268,11 @@ static int run_second(struct check *x, struct baton_error *e)
     struct verify_case *c = x->out;
     struct verify_route r;
     struct verify_run forced = {0};
+    const struct step s = {
+        .kind = VERIFY_RUN_SECOND, .force = x->native.ids, .against = &x->native};
     int rc = verify_route_pair(&r, x->options, true, x->ctx, e);
     if (rc == 0)
-        rc = run(x, &r, x->native.ids, &forced, e);
+        rc = run(x, &r, &s, &forced, e);
     if (rc == 0)
         rc = verify_cache_compare(forced.cache, forced.sent, &c->second_slots, e);
     if (rc == 0) {

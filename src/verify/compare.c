@@ -92,22 +92,81 @@ static void add_slot(struct sums *s, const struct verify_cache *have,
             }
 }
 
+static bool same_positions(const struct verify_cache *have, const struct verify_cache *want,
+                           uint32_t slot)
+{
+    const struct verify_slot *a = &have->slots[slot], *b = &want->slots[slot];
+    return a->first == b->first && a->n == b->n && a->first + a->n == have->n_tokens;
+}
+
+static double slot_error(const struct sums *s)
+{
+    double rel = s->error == 0 ? 0 : sqrt(s->error / s->want);
+    return !s->finite || isnan(rel) ? INFINITY : rel;
+}
+
+double verify_slot_error(const struct verify_cache *have, const struct verify_cache *want,
+                         uint32_t slot, bool *finite)
+{
+    struct sums s = {.finite = true};
+    bool same = same_positions(have, want, slot);
+    if (same)
+        add_slot(&s, have, want, slot);
+    if (finite)
+        *finite = s.finite;
+    return same ? slot_error(&s) : INFINITY;
+}
+
+/* A value that the dtype has, as its bits. What is no number becomes one pattern that no
+ * conversion makes. */
+static uint32_t encode(double x, uint32_t dtype)
+{
+    float f = isnan(x) ? NAN : (float)x;
+    uint32_t word, sign = signbit(x) ? 0x8000 : 0;
+    int e;
+    memcpy(&word, &f, sizeof word);
+    if (dtype == BATON_F32)
+        return word;
+    if (isnan(x))
+        return 0x7fff;
+    if (dtype == BATON_BF16)
+        return word >> 16;
+    if (isinf(x))
+        return sign | 0x7c00;
+    double m = frexp(fabs(x), &e); /* x = m 2^e, m in [1/2, 1) */
+    if (m == 0 || e < -13)
+        return sign | (uint32_t)ldexp(fabs(x), 24);
+    return sign | ((uint32_t)(e + 14) << 10 | (uint32_t)ldexp(m - 0.5, 11));
+}
+
+void verify_slot_rounded(const struct verify_cache *c, uint32_t slot, uint32_t dtype, uint8_t *to)
+{
+    const struct verify_slot *s = &c->slots[slot];
+    size_t n = (size_t)s->n * c->kv_heads * c->head_dim;
+    uint32_t from = verify_width(c->dtype), width = verify_width(dtype);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t word = 0;
+        if (c->dtype == dtype)
+            memcpy(&word, s->data + i * from, from);
+        else
+            word = encode(rounded(value(s->data + i * from, c->dtype), dtype), dtype);
+        memcpy(to + i * width, &word, width);
+    }
+}
+
 static void compare_slot(const struct verify_cache *have, const struct verify_cache *want,
                          uint32_t slot, struct verify_diff *d)
 {
-    const struct verify_slot *a = &have->slots[slot], *b = &want->slots[slot];
     struct sums s = {.finite = true};
     double *worst = slot % 2 ? &d->v_rel_rms : &d->k_rel_rms;
     d->slots_total++;
-    if (a->first != b->first || a->n != b->n || a->first + a->n != have->n_tokens) {
+    if (!same_positions(have, want, slot)) {
         d->positions_ok = false; /* nothing to compare, and not exact */
         *worst = INFINITY;
         return;
     }
     add_slot(&s, have, want, slot);
-    double rel = s.error == 0 ? 0 : sqrt(s.error / s.want);
-    if (!s.finite || isnan(rel))
-        rel = INFINITY;
+    double rel = slot_error(&s);
     *worst = rel > *worst ? rel : *worst;
     d->finite = d->finite && s.finite;
     d->slots_exact += s.wrong == 0;

@@ -47,6 +47,13 @@ static uint32_t prompt_length(const struct probe *x, uint32_t n)
     return n < x->config->max_positions ? n : x->config->max_positions - 1;
 }
 
+/* First position of a layer that both have: a device may keep no more than local layers retain. */
+static uint32_t held_from(const struct verify_yield *a, const struct verify_yield *b,
+                          uint32_t layer)
+{
+    return a->first[layer] > b->first[layer] ? a->first[layer] : b->first[layer];
+}
+
 /* The first slot, in the order layer, K before V, of which a block of positions differs by more
  * than the limit; the largest difference where none does. */
 static bool first_beyond(struct probe *x, const struct verify_yield *have,
@@ -57,7 +64,7 @@ static bool first_beyond(struct probe *x, const struct verify_yield *have,
     for (uint32_t i = 0; i < 2 * want->n_layers; i++) {
         double most = -1;
         uint32_t at = 0;
-        for (uint32_t p = 0; p < end; p += BLOCK) {
+        for (uint32_t p = held_from(have, want, i / 2); p < end; p += BLOCK) {
             uint32_t n = end - p < BLOCK ? end - p : BLOCK;
             double d = verify_yield_differs(have, want, i / 2, i % 2, p, n);
             if (d > most) {
@@ -208,7 +215,7 @@ static int misplaced(struct probe *x, struct baton_error *e)
 {
     struct verify_yield have = {0}, want = {0};
     int rc = against_reference(x, prompt_length(x, SHORT_PROMPT), &have, &want, e);
-    for (uint32_t p = 0; p < want.n && rc == 0; p++) {
+    for (uint32_t p = rc ? 0 : held_from(&have, &want, 0); p < want.n && rc == 0; p++) {
         uint32_t other = looks_like(&have, &want, p);
         if (other == p)
             continue;
@@ -233,7 +240,9 @@ static void check_reach(struct probe *x, const struct verify_yield *before,
     uint64_t reach = 0;
     for (uint32_t l = 0; l + 1 < before->n_layers && x->config->local[l]; l++) {
         reach += x->config->window - 1;
-        for (uint32_t p = (uint32_t)reach + 1; reach + 1 < before->n && p < before->n; p++)
+        uint64_t behind = reach + 1, held = held_from(after, before, l + 1);
+        for (uint64_t p64 = behind > held ? behind : held; p64 < before->n; p64++) {
+            uint32_t p = (uint32_t)p64;
             if (verify_yield_differs(after, before, l + 1, 0, p, 1) > 0) {
                 x->out->verdict = VERIFY_PROBE_FAIL;
                 found(x, x->out->value + 1, l + 1, 0, p);
@@ -243,6 +252,7 @@ static void check_reach(struct probe *x, const struct verify_yield *before,
                          p, l, x->config->window, (unsigned long long)reach);
                 return;
             }
+        }
     }
 }
 
@@ -319,8 +329,9 @@ static int padding(struct probe *x, struct baton_error *e)
 static void say_drift(struct probe *x, const struct verify_yield *have,
                       const struct verify_yield *want)
 {
-    double k = verify_yield_differs(have, want, x->out->layer, 0, 0, want->n);
-    double v = verify_yield_differs(have, want, x->out->layer, 1, 0, want->n);
+    uint32_t from = held_from(have, want, x->out->layer), n = want->n - from;
+    double k = verify_yield_differs(have, want, x->out->layer, 0, from, n);
+    double v = verify_yield_differs(have, want, x->out->layer, 1, from, n);
     const char *why = x->out->layer ? "attention or MLP of the layer before computes something else"
                       : v <= LIMIT_PRECISION
                           ? "the rotation or the norm of keys computes something else"
@@ -349,13 +360,6 @@ static int precision(struct probe *x, struct baton_error *e)
 
 /* ---- all ----------------------------------------------------------------------------------- */
 
-static int lanes(struct probe *x, const struct baton_caps *caps)
-{
-    return not_applicable(x, caps->decode && caps->max_lanes > 1
-                                 ? "this build has no probe of lanes yet"
-                                 : "the device has no lanes to decode in");
-}
-
 int verify_probe_run(const struct baton_model *m, const char *device, enum verify_probe which,
                      uint32_t threads, struct verify_finding *out, struct baton_error *e)
 {
@@ -365,8 +369,7 @@ int verify_probe_run(const struct baton_model *m, const char *device, enum verif
         [VERIFY_PADDING] = padding, [VERIFY_PRECISION] = precision,
     };
     struct device *d = NULL;
-    memset(out, 0, sizeof *out);
-    out->metric = "rel_rms";
+    *out = (struct verify_finding){.metric = "rel_rms", .lane = -1};
     if (which >= VERIFY_PROBES)
         return base_fail(e, BATON_ERR_USAGE, "no probe %d", (int)which);
     int rc = device_open(device, &d, e);
@@ -374,9 +377,11 @@ int verify_probe_run(const struct baton_model *m, const char *device, enum verif
         return rc;
     const struct baton_caps caps = *device_caps(d);
     device_close(d);
-    if (which == VERIFY_LANES)
-        return lanes(&x, &caps);
     if (!caps.prefill)
         return not_applicable(&x, "the device does not prefill");
+    if (which == VERIFY_LANES && (!caps.decode || caps.max_lanes < 2))
+        return not_applicable(&x, "the device has no lanes to decode in");
+    if (which == VERIFY_LANES)
+        return verify_probe_lanes(m, device, threads, out, e);
     return probes[which](&x, e);
 }

@@ -12,7 +12,7 @@
 enum verify_probe {
     VERIFY_LAYOUT,    /* K and V of known tokens against the reference: weights, heads, blocks */
     VERIFY_CAUSALITY, /* changing token j changes nothing before j */
-    VERIFY_LANES,     /* the same request in each lane. Not built: n/a says so */
+    VERIFY_LANES,     /* a prompt gives the same in each lane, beside whom ever */
     VERIFY_WINDOW,    /* which rows stand where, and how far local layers look back */
     VERIFY_PADDING,   /* a narrow and a wide program give the same */
     VERIFY_PRECISION, /* drift against the reference, layer by layer */
@@ -27,6 +27,7 @@ struct verify_finding {
     const char *metric; /* "rel_rms", "rows" */
     double value, limit;
     uint32_t layer, position; /* of the first place that fails; of the largest value else */
+    int32_t lane;             /* of lanes; -1 = the probe knows none */
     char tensor[8];           /* "k", "v", "logits" */
     char why[240];            /* one sentence */
 };

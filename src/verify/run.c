@@ -18,6 +18,7 @@ void verify_run_free(struct verify_run *r)
     free(r->argmax);
     free(r->margins);
     free(r->rows);
+    free(r->time_ns);
     verify_cache_free(r->cache);
     verify_cache_free(r->sent);
     memset(r, 0, sizeof *r);
@@ -31,7 +32,8 @@ static int run_init(struct verify_run *r, uint32_t n, uint32_t vocab, struct bat
     r->argmax = base_try_alloc(n, sizeof *r->argmax, e);
     r->margins = base_try_alloc(n, sizeof *r->margins, e);
     r->rows = base_try_alloc(n, vocab * sizeof *r->rows, e);
-    return r->ids && r->argmax && r->margins && r->rows ? 0 : BATON_ERR_NOMEM;
+    r->time_ns = base_try_alloc(n, sizeof *r->time_ns, e);
+    return r->ids && r->argmax && r->margins && r->rows && r->time_ns ? 0 : BATON_ERR_NOMEM;
 }
 
 static int run_take(struct verify_run *r, const struct baton_token *t, uint32_t vocab,
@@ -43,6 +45,7 @@ static int run_take(struct verify_run *r, const struct baton_token *t, uint32_t 
     r->ids[r->n] = t->id;
     r->argmax[r->n] = t->argmax;
     r->margins[r->n] = t->margin;
+    r->time_ns[r->n] = t->time_ns;
     memcpy(r->rows + (size_t)r->n * vocab, t->logits, vocab * sizeof *r->rows);
     r->n++;
     return 0;
@@ -181,8 +184,23 @@ int verify_route_pair(struct verify_route *r, const struct verify_options *o, bo
     return 0;
 }
 
+void verify_left_add(struct verify_left *left, struct baton_engine *en)
+{
+    struct engine_load load;
+    struct baton_ticket_stats tickets = {.struct_size = sizeof tickets};
+    if (!left || !en)
+        return;
+    engine_load(en, &load);
+    left->lanes += load.lanes_used;
+    left->blocks += load.blocks_used;
+    if (baton_ticket_stats(en, &tickets) == 0)
+        left->tickets += (uint64_t)tickets.open + tickets.claimed;
+}
+
 void verify_route_close(struct verify_route *r)
 {
+    verify_left_add(r->left, r->producer);
+    verify_left_add(r->left, r->consumer);
     baton_engine_close(r->producer);
     baton_engine_close(r->consumer);
     verify_cache_free(r->seen);

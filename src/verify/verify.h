@@ -72,6 +72,16 @@ int verify_cache_compare(const struct verify_cache *have, const struct verify_ca
  * a unit in the last place. 0 where the dtypes are equal or wider. */
 double verify_conversion_budget(uint32_t from, uint32_t to);
 
+/* Bytes of an element of a float dtype. */
+uint32_t verify_width(uint32_t dtype);
+/* Relative RMS of one slot of `have` to the wanted values; infinite where a number is not finite or
+ * the two hold other positions. *finite: `have` is; may be NULL. */
+double verify_slot_error(const struct verify_cache *have, const struct verify_cache *want,
+                         uint32_t slot, bool *finite);
+/* A slot's elements after one rounding to nearest even to `dtype`, in the slot's order, into `to`:
+ * the bytes that a consumer of that dtype must hold. */
+void verify_slot_rounded(const struct verify_cache *c, uint32_t slot, uint32_t dtype, uint8_t *to);
+
 /* ---- prompts ------------------------------------------------------------------------------ */
 
 struct verify_prompt {
@@ -100,6 +110,43 @@ struct verify_limits {
 extern const struct verify_limits verify_limits_reference; /* cpu:ref and its like */
 extern const struct verify_limits verify_limits_bf16;      /* all other devices */
 
+/* One run of a check, and what came out of it: all of it where it finished. */
+struct verify_run {
+    uint32_t n, cap;
+    int32_t *ids, *argmax;             /* [n] */
+    float *margins;                    /* [n] */
+    float *rows;                       /* [n, vocab] */
+    uint64_t *time_ns;                 /* [n] when each token was chosen, CLOCK_MONOTONIC */
+    struct verify_cache *cache, *sent; /* the consumer's (or native's), the producer's */
+    struct baton_stats stats;
+};
+enum verify_run_kind {
+    VERIFY_RUN_REFERENCE, /* cpu:ref, greedy */
+    VERIFY_RUN_NATIVE,    /* the decode device alone, greedy */
+    VERIFY_RUN_CONTROL,   /* the same again */
+    VERIFY_RUN_FORCED,    /* the same under the reference's tokens */
+    VERIFY_RUN_HANDOFF,   /* the route, greedy */
+    VERIFY_RUN_SECOND,    /* the route to a second consumer, under native's tokens */
+};
+extern const char *const verify_run_names[];
+/* For who keeps evidence: a run, the one that it is compared with (NULL: the reference, and native)
+ * and why it ended early (NULL: it did not). Valid inside the call alone. */
+struct verify_record {
+    enum verify_run_kind kind;
+    uint32_t repeat; /* of a handoff, from 0 */
+    uint32_t vocab;
+    const struct verify_run *run, *against;
+    const struct baton_error *error;
+};
+/* Relative RMS of b - a to a; infinite where a number is not finite. */
+double verify_rel_rms(const float *a, const float *b, size_t n);
+
+/* What engines still held when their last request was closed: all 0, or something leaks. */
+struct verify_left {
+    uint64_t lanes, blocks, tickets;
+};
+void verify_left_add(struct verify_left *left, struct baton_engine *en); /* NULL, NULL: nothing */
+
 struct verify_options {
     struct baton_model *model;
     const char *prefill, *decode; /* device names */
@@ -113,6 +160,9 @@ struct verify_options {
     /* Told how many of the check's runs are done; may be NULL. */
     void (*progress)(void *ctx, uint64_t done, uint64_t all);
     void *ctx;
+    /* Shown every run; may be NULL. */
+    void (*record)(void *ctx, const struct verify_record *r);
+    void *record_ctx;
 };
 
 enum verify_verdict { VERIFY_PASS = 0, VERIFY_FAIL = 1, VERIFY_ERROR = 2 };
@@ -157,6 +207,7 @@ struct verify_case {
     struct verify_group local, global; /* local.layers 0 where the model has none */
     double prefill_export_ms[2];       /* min and max of the repeats after the first one */
     uint64_t steps_by_lanes[9];
+    struct verify_left left;
     bool planted;
     struct engine_flip flip;
 };

@@ -5,9 +5,6 @@
 
 #include "verify/verify.h"
 
-/* Bytes of an element of a float dtype. */
-uint32_t verify_width(uint32_t dtype);
-
 /* ---- runs (run.c) ------------------------------------------------------------------------- */
 
 /* What is asked of every run of a check. */
@@ -19,15 +16,6 @@ struct verify_ask {
     enum baton_mode mode;
 };
 
-/* One finished run. */
-struct verify_run {
-    uint32_t n, cap;
-    int32_t *ids, *argmax;             /* [n] */
-    float *margins;                    /* [n] */
-    float *rows;                       /* [n, vocab] */
-    struct verify_cache *cache, *sent; /* the consumer's (or native's), the producer's */
-    struct baton_stats stats;
-};
 void verify_run_free(struct verify_run *r); /* a zeroed one is fine */
 
 /* Engines that run requests one at a time: one that does both, or a pair. */
@@ -38,6 +26,7 @@ struct verify_route {
         *sent; /* of the request that runs; written by the engines' threads */
     uint32_t vocab;
     uint64_t next_id;
+    struct verify_left *left; /* where closing adds what the engines still held */
 };
 /* Native on one device. */
 int verify_route_native(struct verify_route *r, const struct verify_options *o, const char *device,
@@ -51,8 +40,6 @@ void verify_route_close(struct verify_route *r); /* a zeroed or half-built one i
 int verify_route_run(struct verify_route *r, const struct verify_ask *a, struct verify_run *out,
                      struct baton_error *e);
 
-/* Relative RMS of b - a to a; infinite where a number is not finite. */
-double verify_rel_rms(const float *a, const float *b, size_t n);
 /* Tokens, margins and logits bit by bit. */
 bool verify_runs_equal(const struct verify_run *a, const struct verify_run *b, uint32_t vocab);
 /* First output index at which the tokens differ; -1 = none. */

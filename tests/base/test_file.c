@@ -95,6 +95,13 @@ static void unreadable_files_are_named(void **state)
     test_fails(base_file_open(&f, dir, &e), BATON_ERR_IO, "not a regular file", &e);
     test_fails(base_file_open(&f, "", &e), BATON_ERR_IO, "empty", &e);
     test_fails(base_file_write("", "x", 1, &e), BATON_ERR_IO, "empty", &e);
+    unsigned before = entries();
+    test_ok(base_file_try(in_dir("to come"), &e), &e);
+    test_ok(base_file_try("/dev/full", &e), &e);
+    test_fails(base_file_try("", &e), BATON_ERR_IO, "empty", &e);
+    test_fails(base_file_try(dir, &e), BATON_ERR_IO, "folder", &e);
+    test_fails(base_file_try(in_dir("none/at all"), &e), BATON_ERR_IO, "none/at all", &e);
+    assert_int_equal(entries(), before);
     test_fails(base_file_read(dir, 100, &text, &n, &e), BATON_ERR_IO, "not a regular", &e);
     test_fails(base_file_read("/dev/zero", 100, &text, &n, &e), BATON_ERR_IO, "not a regular", &e);
     test_fails(base_stream_read(dir, 100, &text, &n, &e), BATON_ERR_IO, "directory", &e);

@@ -198,7 +198,9 @@ static void side_open(struct side *s, struct net *n, const char *device, uint32_
     geometry.local[0] = n->window != 0;
     test_ok(kv_pool_open(&s->pool, &geometry, LANES * 1024, LANES, 512, &e), &e);
     memset(kv_pool_memory(s->pool), 0xFF, kv_pool_bytes(s->pool));
-    test_ok(device_kv_open(s->device, kv_pool_memory(s->pool), kv_pool_bytes(s->pool), &e), &e);
+    const struct device_kv_pool pool = {kv_pool_memory(s->pool), kv_pool_bytes(s->pool), 1024,
+                                        LANES};
+    test_ok(device_kv_open(s->device, &pool, &e), &e);
     for (int i = 0; i < LANES; i++)
         test_ok(kv_seq_open(s->pool, &s->seq[i], &e), &e);
     s->logits = malloc((size_t)64 * n->vocab * sizeof(float));
@@ -279,7 +281,8 @@ static void compare_cache(struct side *ref, struct side *s, uint32_t lane)
     for (uint32_t l = 0; l < n->layers; l++)
         first[l] = kv_retained_first(kv_pool_geometry(s->pool), l, end);
     memset(kv_pool_memory(s->pool), 0xFF, kv_pool_bytes(s->pool));
-    test_ok(device_kv_read(s->device, kv_seq_views(s->seq[lane]), n->layers, first, end, &e), &e);
+    test_ok(device_kv_read(s->device, 0, kv_seq_views(s->seq[lane]), n->layers, first, end, &e),
+            &e);
     for (uint32_t l = 0; l < n->layers; l++)
         for (int which = 0; which < 2; which++) {
             uint32_t rows = end - first[l];
@@ -411,6 +414,34 @@ static void refuses_what_it_cannot(void **state)
     assert_true(device_survives_fork("cpu"));
 }
 
+/* More memory than any card has: a named error, and the device works on. */
+static void out_of_memory_is_an_error(void **state)
+{
+    uint64_t seed = test_seed();
+    struct baton_error e = {0};
+    struct net n;
+    struct side s;
+    struct device *d;
+    uint8_t host = 0;
+    const struct device_kv_pool pool = {.host = &host, .bytes = (size_t)1 << 42};
+    (void)state;
+    if (!have_card())
+        skip();
+    test_ok(device_open("cuda", &d, &e), &e);
+    assert_int_equal(device_kv_open(d, &pool, &e), BATON_ERR_NOMEM);
+    assert_non_null(strstr(e.text, "out of device memory"));
+    print_message("%s\n", e.text);
+    net_open(&n, &seed, 64, false, false);
+    side_open(&s, &n, "cuda", BATON_BF16);
+    int32_t *ids = random_ids(&seed, 40, n.vocab);
+    side_run(&s, ids, 40, 0, 1, 1, false);
+    assert_true(isfinite(s.logits[0]));
+    free(ids);
+    side_close(&s);
+    net_close(&n);
+    device_close(d);
+}
+
 /* An argument chooses among the tests: the checkers of memory and races are slow. */
 int main(int argc, char **argv)
 {
@@ -418,6 +449,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(refuses_what_it_cannot),
         cmocka_unit_test(verbs_equal_reference),
         cmocka_unit_test(lanes_have_the_same_bits),
+        cmocka_unit_test(out_of_memory_is_an_error),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

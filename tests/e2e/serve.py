@@ -305,12 +305,12 @@ def bad_flags_are_named(rng):
 
     tiny = ("-m", model("gemma3-tiny"), "--port", "0")
     refused(2, "-m")
-    refused(2, "--role prefill is not built", *tiny, "--role", "prefill")
+    refused(2, "--role", *tiny, "--role", "neither")
     refused(2, "--host", *tiny, "--host", "nowhere")
     refused(2, "--served-name", *tiny, "--served-name", 'a"b')
     refused(2, "--tls-cert", *tiny, "--tls-cert", "x")
     refused(2, "--lanes", *tiny, "--lanes", "9")
-    refused(2, "not built", *tiny, "--kv-port", "1")
+    refused(2, "not built", *tiny, "--audit-sample", "1")
     refused(2, "holds no key", *tiny, "--api-key-file", "/dev/null")
     refused(3, "x.pem", *tiny, "--tls-cert", "x.pem", "--tls-key", "x.pem")
     with Server() as s:

@@ -93,7 +93,7 @@ class Server:
         out, err = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == status, (self.process.returncode, err[-2000:])
         doc = json.loads(out)
-        assert doc["cleanup"] == {"lanes": 0, "blocks": 0}, doc
+        assert doc["cleanup"] == {"lanes": 0, "blocks": 0, "tickets": 0}, doc
         return doc
 
     def __enter__(self):

@@ -187,17 +187,20 @@ static void test_killed(void **state)
     json_decref(v.doc);
 }
 
+/* Found before the model is read: here there is none. */
 static void test_unwritable(void **state)
 {
     (void)state;
-    const char *args[] = {"run", "-m", folder,   "--ids",   "5,6,7",
-                          "-n",  "2",  "--json", "--trace", "/nonexistent/trace.json",
-                          NULL};
-    struct e2e r;
-    e2e_expect(&r, 3, args);
-    assert_non_null(
-        strstr(json_string_value(e2e_get(r.json, "error.message")), "/nonexistent/trace.json"));
-    e2e_free(&r);
+    static const char *const options[] = {"--trace", "--logits", "--kv-save"};
+    for (int i = 0; i < 3; i++) {
+        const char *args[] = {"run",    "-m",       "/nonexistent/model",  "--ids", "5,6,7",
+                              "--json", options[i], "/nonexistent/output", NULL};
+        struct e2e r;
+        e2e_expect(&r, 3, args);
+        assert_non_null(
+            strstr(json_string_value(e2e_get(r.json, "error.message")), "/nonexistent/output"));
+        e2e_free(&r);
+    }
 }
 
 static int setup(void **state)

@@ -242,6 +242,38 @@ static void test_push_too(void **state)
     scene_close(&s);
 }
 
+/* Without a ticket the consumer computes itself, beside pulls. */
+static void test_here(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct rig_run run;
+    struct baton_error e;
+    scene_open(&s, "gemma3-tiny", tcp, 0);
+    for (int i = 0; i < 3; i++) {
+        if (i)
+            new_prompt(&s, 200);
+        hold(&s);
+        struct baton_request_options o = s.o;
+        o.request_id = ++s.id;
+        o.local_prefill = true;
+        struct baton_request *r = rig_submit(s.consumer, &o), *pulled = pull(&s);
+        o.request_id = ++s.id;
+        struct baton_request *cancelled = rig_submit(s.consumer, &o);
+        baton_request_close(cancelled);
+        test_ok(rig_pull(r, &run, s.vocab, &e), &e);
+        rig_equal(&run, &s.native, s.vocab, "computed here from the start");
+        struct baton_stats st = rig_stats(r);
+        assert_string_equal(st.verdict, "");
+        assert_int_equal(st.slots, 0);
+        assert_true(st.prefill_ns > 0);
+        rig_run_free(&run);
+        baton_request_close(r);
+        check_good(&s, pulled);
+    }
+    scene_close(&s);
+}
+
 /* ---- refusals ----------------------------------------------------------------------------- */
 
 static void test_no_ticket(void **state)
@@ -359,7 +391,7 @@ static void test_other_key(void **state)
     test_ok(baton_engine_open(s.m, &o, &s.consumer, &e), &e);
     struct baton_token t;
     struct baton_request *r = pull(&s);
-    assert_true(baton_next(r, &t, -1, &e) < 0);
+    test_fails(baton_next(r, &t, -1, &e), BATON_ERR_PEER, "another key", &e);
     baton_request_close(r);
     baton_engine_close(s.consumer);
     s.consumer = good;
@@ -638,12 +670,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed), /* forks: first, while there is one thread */
-        cmocka_unit_test(test_equal),       cmocka_unit_test(test_push_too),
-        cmocka_unit_test(test_no_ticket),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_unreachable), cmocka_unit_test(test_mismatch),
-        cmocka_unit_test(test_other_key),   cmocka_unit_test(test_claimed),
-        cmocka_unit_test(test_expired),     cmocka_unit_test(test_renewed),
-        cmocka_unit_test(test_released),    cmocka_unit_test(test_many),
+        cmocka_unit_test(test_equal),    cmocka_unit_test(test_push_too),
+        cmocka_unit_test(test_here),     cmocka_unit_test(test_no_ticket),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_unreachable),
+        cmocka_unit_test(test_mismatch), cmocka_unit_test(test_other_key),
+        cmocka_unit_test(test_claimed),  cmocka_unit_test(test_expired),
+        cmocka_unit_test(test_renewed),  cmocka_unit_test(test_released),
+        cmocka_unit_test(test_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,7 +15,8 @@ static void test_hostile_headers(void **state)
     struct scene s;
     header_case(4, 2, 2, BATON_ERR_MISMATCH, "wire version 2");
     header_case(6, 1, 0, BATON_ERR_PEER, "unknown type 0");
-    header_case(6, 1, 17, BATON_ERR_PEER, "unknown type 17");
+    header_case(6, 1, 18, BATON_ERR_PEER, "unknown type 18");
+    header_case(6, 1, W_ASK, BATON_ERR_PEER, "ASK from a producer");
     header_case(6, 1, W_CLAIM, BATON_ERR_PEER, "CLAIM from a producer");
     header_case(6, 1, W_LANDING, BATON_ERR_PEER, "LANDING from a producer");
     header_case(6, 1, W_CREDIT, BATON_ERR_PEER, "CREDIT from a producer");

@@ -513,6 +513,70 @@ static void test_hostile_claims(void **state)
     claim_dies(W_CLOSE, 0, 0, "CLOSE for request 0, which is open");
 }
 
+/* ---- ASK ------------------------------------------------------------------------------------ */
+
+static void hello_takes(struct scene *s, uint32_t takes)
+{
+    uint8_t b[96] = {0};
+    w_u32(w_u16(w_u16(b, 1), 1), 1);
+    w_u64(w_u64(b + 16, 1000000000u), 10000000000u);
+    w_u32(b + 64, takes);
+    wire_frame(&s->w, W_HELLO, 0, b, sizeof b, NULL, 0, false);
+}
+
+/* The last frame that the end under test has sent is this one. */
+static void heard_last(struct scene *s, uint8_t type, uint64_t request, const uint8_t *body,
+                       size_t n)
+{
+    uint8_t buf[4096];
+    size_t got = scene_read(s, buf, sizeof buf);
+    assert_true(got >= 48 + n);
+    const uint8_t *h = buf + got - n - 48;
+    assert_memory_equal(h, "BATN", 4);
+    assert_int_equal(h[6], type);
+    assert_memory_equal(h + 16, &request, 8);
+    assert_memory_equal(h + 48, body, n);
+}
+
+/* Asking needs the peer's HELLO, and its word that it takes this. */
+static void test_ask(void **state)
+{
+    (void)state;
+    struct baton_error e;
+    struct scene s;
+    const int32_t ids[3] = {5, 0, 70000};
+    uint8_t body[16 + 12];
+    scene_auth = 0;
+    scene_open(&s, false);
+    test_fails(handoff_ask(s.me.conn, 3, ids, 3, 9, &e), BATON_ERR_USAGE, "HELLO", &e);
+    hello(&s);
+    scene_send(&s);
+    test_fails(handoff_ask(s.me.conn, 3, ids, 3, 9, &e), BATON_ERR_UNSUPPORTED, "asked for", &e);
+    scene_close(&s);
+
+    scene_open(&s, false);
+    hello_takes(&s, UINT32_MAX); /* bits that nobody knows do no harm */
+    scene_send(&s);
+    test_fails(handoff_ask(s.me.conn, 3, ids, 0, 9, &e), BATON_ERR_USAGE, "0 token ids", &e);
+    test_ok(handoff_ask(s.me.conn, 3, ids, 3, 9, &e), &e);
+    test_fails(handoff_ask(s.me.conn, 3, ids, 3, 9, &e), BATON_ERR_BUSY, "request 3", &e);
+    memset(body, 0, sizeof body);
+    w_u32(w_u32(body, 3), 9);
+    w_u32(w_u32(w_u32(body + 16, 5), 0), 70000);
+    scene_send(&s);
+    heard_last(&s, W_ASK, 3, body, sizeof body);
+    scene_close(&s);
+}
+
+/* A baton producer takes none. */
+static void test_ask_untaken(void **state)
+{
+    (void)state;
+    claim_dies(W_ASK, 20, 0, "ASK, which this end does not take");
+    claim_dies(W_ASK, 16, 0, "ASK with a body of 16 bytes");
+    claim_dies(W_ASK, 22, 0, "ASK with a body of 22 bytes");
+}
+
 /* A consumer that has claimed, and a producer written by hand. */
 static void claiming(struct scene *s)
 {
@@ -602,6 +666,8 @@ int main(void)
         cmocka_unit_test(test_claim_aborted),
         cmocka_unit_test(test_claim_unanswerable),
         cmocka_unit_test(test_hostile_claims),
+        cmocka_unit_test(test_ask),
+        cmocka_unit_test(test_ask_untaken),
         cmocka_unit_test(test_hostile_answers),
         cmocka_unit_test(test_ticket_in_offer),
     };

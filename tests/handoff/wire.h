@@ -29,7 +29,8 @@ enum {
     W_CLOSE,
     W_CLAIM,
     W_LANDING,
-    W_CREDIT
+    W_CREDIT,
+    W_ASK
 };
 
 /* The session key of one direction, from the secret and the bodies of both HELLOs. */

@@ -12,7 +12,13 @@
 
 static inline uint32_t shape_bytes(uint32_t dtype)
 {
-    return dtype == BATON_F32 ? 4 : 2;
+    return dtype == BATON_F32 ? 4 : dtype == BATON_I8 ? 1 : 2;
+}
+
+/* Where the scale of dim d of an int8 row lies, counted from the row's start. */
+static inline size_t shape_scale(const struct baton_kv_layout *l, uint32_t d)
+{
+    return ((size_t)l->head_dim_padded + 3) / 4 * 4 + 4 * (size_t)(d / l->scale_block);
 }
 
 /* A view of one sequence with memory of its own, holding [view.first, view.end). */
@@ -35,7 +41,7 @@ static inline size_t shape_offset(const struct shape *s, enum kv_which which, ui
     if (l->kind == BATON_KV_RING)
         row = p % l->rows;
     else if (l->kind == BATON_KV_SLID)
-        row = l->rows - (s->view.end - p);
+        row = p - (s->view.end > l->rows ? s->view.end - l->rows : 0);
     else if (l->block) {
         row = p % l->block;
         at += s->blocks[p / l->block] * l->stride_block;
@@ -71,6 +77,12 @@ static inline int64_t shape_strides(struct baton_kv_layout *l, uint32_t n_rows, 
                          l->kind == BATON_KV_PAGED && l->block ? n_blocks : 0};
     int order[5] = {0, 1, 2, 3, 4};
     int64_t element = shape_bytes(l->dtype), extent = element;
+    if (l->dtype == BATON_I8) { /* bytes, then scales: a row is the innermost thing */
+        l->stride_dim = 1;
+        count[0] = 0;
+        element = 4;
+        extent = (int64_t)shape_scale(l, l->head_dim_padded - 1) + 4;
+    }
     bool plain = test_range(seed, 0, 3) == 0; /* [head][position][dim]: the fast path */
     for (uint32_t i = 4; i > 0 && !plain; i--) {
         uint32_t j = test_range(seed, 0, i);
@@ -131,6 +143,8 @@ static inline struct shape shape_open(uint32_t dtype, uint32_t heads, uint32_t d
     l->alignment = (uint16_t)(1u << test_range(seed, 0, 8));
     if (test_range(seed, 0, 1))
         l->head_dim_padded += test_range(seed, 0, 5);
+    if (dtype == BATON_I8)
+        l->scale_block = test_range(seed, 0, 1) ? test_range(seed, 1, 40) : l->head_dim_padded;
     s.view.first = first > before ? first - before : 0;
     s.view.end = first + n + test_range(seed, 0, 20);
     uint32_t held = s.view.end - s.view.first;

@@ -274,7 +274,7 @@ static void copy_refusals(void **state)
     test_fails(kv_copy(&y, &x, KV_K, 4294967295u, 2, &e), BATON_ERR_USAGE, "4294967297", &e);
     test_fails(kv_copy(&y, &x, KV_V, 10, 1, &e), BATON_ERR_USAGE, "without V", &e);
     lb.dtype = BATON_I8;
-    test_fails(kv_copy(&y, &x, KV_K, 10, 1, &e), BATON_ERR_UNSUPPORTED, "int8", &e);
+    test_fails(kv_copy(&y, &x, KV_K, 10, 1, &e), BATON_ERR_INPUT, "scales of 0", &e);
     y = kv_dense_view(&lb, BATON_BF16, 4, 6, b, NULL, 10, 4);
     test_fails(kv_copy(&y, &x, KV_K, 10, 1, &e), BATON_ERR_MISMATCH, "3 heads of 8", &e);
     y = kv_dense_view(&lb, BATON_BF16, 3, 8, b, NULL, 10, 4);
@@ -376,10 +376,11 @@ static void windows_hold_the_newest(void **state)
     test_ok(kv_copy(&r, &x, KV_K, 15, 5, &e), &e);
     for (uint32_t p = 15; p < 20; p++)
         assert_int_equal(ring[2 * (p - 15)], p);
-    r.end = 3; /* younger than its window: the rows before position 0 hold nothing */
+    r.end = 3; /* younger than its window: the rows behind hold nothing */
     test_ok(kv_copy(&r, &x, KV_K, 0, 3, &e), &e);
-    assert_int_equal(ring[2 * 2], 0);
-    assert_int_equal(ring[2 * 4], 2);
+    assert_int_equal(ring[2 * 0], 0);
+    assert_int_equal(ring[2 * 2], 2);
+    assert_int_equal(ring[2 * 3], 18);
 }
 
 /* Whatever record passes has no two elements that share a byte. */
@@ -438,7 +439,12 @@ static void bad_records(void **state)
     change;                                                                                        \
     test_fails(kv_layout_check(&l, &e), code, word, &e)
     BAD(l.version = 2, BATON_ERR_UNSUPPORTED, "version 2");
-    BAD(l.dtype = BATON_I8, BATON_ERR_UNSUPPORTED, "int8");
+    BAD(l.dtype = BATON_I8, BATON_ERR_INPUT, "scales of 0");
+    BAD((l.dtype = BATON_I8, l.scale_block = 1025), BATON_ERR_INPUT, "scales of 1025");
+    BAD((l.dtype = BATON_I8, l.scale_block = 8), BATON_ERR_INPUT, "stride_dim 2");
+    BAD((l.dtype = BATON_I8, l.scale_block = 8, l.stride_dim = 1, l.stride_position = 8),
+        BATON_ERR_INPUT, "stride_position 8 overlaps 12");
+    BAD(l.scale_block = 8, BATON_ERR_INPUT, "scales of 8");
     BAD(l.dtype = 0, BATON_ERR_INPUT, "dtype 0");
     BAD(l.dtype = 5, BATON_ERR_INPUT, "dtype 5");
     BAD(l.kind = 0, BATON_ERR_INPUT, "kind 0");

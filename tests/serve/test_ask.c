@@ -149,7 +149,71 @@ static void what_is_not_built_is_refused(void **state)
     refused(SERVE_CHAT, "response_format", "{\"type\":7}", "");
     accepted(SERVE_CHAT, "response_format", "{\"type\":\"text\"}", "", &a);
     serve_ask_free(&a);
+}
+
+static void the_halves_of_a_pair(void **state)
+{
+    (void)state;
+    static const char in[] = "{\"do_remote_prefill\":true,\"remote_request_id\":\"bt1.x\","
+                             "\"remote_host\":\"::1\",\"remote_port\":9,\"new\":[1]}";
+    static const char *const places[] = {"kv_transfer_params", "vllm_xargs", "sampling_params"};
+    char value[512];
+    struct serve_ask a;
+    for (int i = 0; i < 3; i++) {
+        snprintf(value, sizeof value,
+                 i == 0   ? "%s"
+                 : i == 1 ? "{\"kv_transfer_params\":%s}"
+                          : "{\"extra_args\":{\"kv_transfer_params\":%s}}",
+                 in);
+        accepted(SERVE_CHAT, places[i], value, i ? ",\"kv_transfer_params\":null" : "", &a);
+        assert_true(a.transfer.in && !a.transfer.out && a.transfer.port == 9);
+        assert_string_equal(a.transfer.ticket, "bt1.x");
+        assert_string_equal(a.transfer.host, "::1");
+        serve_ask_free(&a);
+    }
+    accepted(SERVE_CHAT, "kv_transfer_params", "{\"do_remote_decode\":true}",
+             ",\"max_tokens\":1,\"min_tokens\":7,\"stream_options\":{}", &a);
+    assert_true(a.transfer.out && !a.transfer.in && !a.stream);
+    serve_ask_free(&a);
     refused(SERVE_COMPLETION, "kv_transfer_params", "{\"do_remote_prefill\":true}", "");
+    refused(SERVE_COMPLETION, "kv_transfer_params",
+            "{\"do_remote_prefill\":true,\"do_remote_decode\":true}", "");
+}
+
+static void allow(const char *net, const char *host, bool want)
+{
+    struct serve_allow *a = NULL;
+    struct baton_error e;
+    const struct serve_options o = {.kv_allow = &net, .n_kv_allow = net != NULL, .kv_keyed = true};
+    test_ok(serve_allow_open(&o, &a, &e), &e);
+    if (serve_allowed(a, host) != want)
+        fail_msg("%s with --kv-allow %s", host, net ? net : "(none)");
+    serve_allow_close(a);
+}
+
+static void networks_and_names(void **state)
+{
+    (void)state;
+    allow(NULL, "127.3.2.1", true);
+    allow(NULL, "::ffff:127.0.0.1", true);
+    allow(NULL, "::1", true);
+    allow(NULL, "LOCALHOST", true);
+    allow(NULL, "128.0.0.1", false);
+    allow(NULL, "::2", false);
+    allow("10.1.2.0/23", "10.1.3.255", true);
+    allow("10.1.2.0/23", "10.1.4.0", false);
+    allow("10.1.2.0/23", "10.1.1.255", false);
+    allow("10.1.2.3", "10.1.2.3", true);
+    allow("10.1.2.3", "10.1.2.2", false);
+    allow("0.0.0.0/0", "255.1.1.1", true);
+    allow("0.0.0.0/0", "fd00::1", false);
+    allow("::/0", "10.0.0.1", true); /* all there is, IPv4 as it is mapped */
+    allow("fd00:8::/29", "fd00:f::1", true);
+    allow("fd00:8::/29", "fd00:10::1", false);
+    allow("p1.example", "P1.Example", true);
+    allow("p1.example", "p1.example.org", false);
+    assert_true(serve_host_local("127.0.0.1") && serve_host_local("::1"));
+    assert_false(serve_host_local("0.0.0.0") || serve_host_local("::") || serve_host_local("a"));
 }
 
 static void defaults_are_those_of_the_api(void **state)
@@ -326,6 +390,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_parameter_has_a_type_and_a_range),
+        cmocka_unit_test(the_halves_of_a_pair),
+        cmocka_unit_test(networks_and_names),
         cmocka_unit_test(what_is_not_built_is_refused),
         cmocka_unit_test(defaults_are_those_of_the_api),
         cmocka_unit_test(stops_are_strings),

@@ -330,7 +330,7 @@ static void other_models(void **state)
     struct baton_kv_layout ring = *s.views[0].layout;
     ring.kind = BATON_KV_RING;
     s.views[0].layout = &ring;
-    test_fails(verify_cache_read(&look, &c, &e), BATON_ERR_UNSUPPORTED, "paged", &e);
+    test_fails(verify_cache_read(&look, &c, &e), BATON_ERR_UNSUPPORTED, "slid windows", &e);
     assert_null(c);
     verify_cache_free(a);
     verify_cache_free(NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Probes on the emulated producer: none fails without a fault, each planted fault is found by the
+/* Probes on the emulated devices: none fails without a fault, each planted fault is found by the
  * probe that is there for it, with a place and a reason. */
 #include "verify/probe.h"
 
@@ -63,10 +63,37 @@ static void each_fault_is_found(void **state)
     baton_model_close(m);
 }
 
+static void lanes(void **state)
+{
+    static const struct {
+        const char *device;
+        enum verify_probe_verdict verdict;
+        int32_t lane;
+        const char *word;
+    } cases[] = {
+        {"npu:atom-b4", VERIFY_PROBE_PASS, 0, ""},
+        {"cpu", VERIFY_PROBE_PASS, 0, ""},
+        {"npu:atom-b4,fault=lane-swap", VERIFY_PROBE_FAIL, 1, "another lane's"},
+        {"npu:atom-b4,fault=lane-bleed", VERIFY_PROBE_FAIL, 0, "other logits"},
+        {"npu:atom-b1", VERIFY_PROBE_NA, -1, "no lanes"},
+    };
+    struct baton_model *m = open_model();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct verify_finding f;
+        test_ok(verify_probe_run(m, cases[i].device, VERIFY_LANES, 2, &f, &err), &err);
+        print_message("%s: lane %d, %g: %s\n", cases[i].device, f.lane, f.value, f.why);
+        assert_int_equal(f.verdict, cases[i].verdict);
+        assert_int_equal(f.lane, cases[i].lane);
+        assert_non_null(strstr(f.why, cases[i].word));
+    }
+    baton_model_close(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(clean),
+        cmocka_unit_test(lanes),
         cmocka_unit_test(each_fault_is_found),
     };
     return cmocka_run_group_tests_name("verify probe", tests, NULL, NULL);

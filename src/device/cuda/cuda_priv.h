@@ -4,7 +4,8 @@
  * Files: library.c (the entry symbol, cards, the device object), weight.c, pages.c (the device's
  * copy of the cache), record.c (a forward function's verbs as a list), plan.c (the list as steps
  * that kernels run), matmul.c (cuBLASLt), run.c (batches), step.c (one step), graph.c (decode steps
- * as CUDA graphs), and the kernels behind kernels.h.
+ * as CUDA graphs), export.c (layers to the host as they are done), and the kernels behind
+ * kernels.h.
  *
  * A forward function makes the same calls for every batch, so it runs once, when the program is
  * opened: its verbs are written down, neighbours are joined (projections of one input, a product
@@ -50,12 +51,14 @@ struct cuda_device {
 };
 
 /* pages.c */
-int device_cuda_kv_open(struct device *d, void *host, size_t bytes, struct baton_error *e);
+int device_cuda_kv_open(struct device *d, const struct device_kv_pool *pool, struct baton_error *e);
 void device_cuda_kv_close(struct device *d);
-int device_cuda_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                        const uint32_t *first, uint32_t end, struct baton_error *e);
-int device_cuda_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                         const uint32_t *first, uint32_t end, struct baton_error *e);
+int device_cuda_kv_read(struct device *d, uint32_t lane, const struct baton_kv_view *views,
+                        uint32_t n_layers, const uint32_t *first, uint32_t end,
+                        struct baton_error *e);
+int device_cuda_kv_write(struct device *d, uint32_t lane, const struct baton_kv_view *views,
+                         uint32_t n_layers, const uint32_t *first, uint32_t end,
+                         struct baton_error *e);
 bool device_cuda_pin(struct device *d, void *p, size_t bytes);
 void device_cuda_unpin(struct device *d, void *p);
 /* Put the copy of the pages that hold [first, first + n) on a stream. */
@@ -130,7 +133,7 @@ void device_cuda_record_close(struct cuda_record *r);
 enum cuda_step_kind {
     CUDA_S_EMBED = 1,
     CUDA_S_NORM,          /* y = norm(x); `lazy`: decode norms inside the next product */
-    CUDA_S_NORM_ADD_NORM, /* x += norm(y; w); z = norm(x; w2) */
+    CUDA_S_NORM_ADD_NORM, /* x += norm(y; w); z = norm(x; w2); `lazy` alike */
     CUDA_S_LINEAR,        /* y.. = x w^T (+ b), or y += where `add` */
     CUDA_S_GATE,
     CUDA_S_HEADS,
@@ -145,11 +148,13 @@ struct cuda_step {
     enum cuda_step_kind kind;
     uint8_t y, x, z;
     struct cuda_weight *w, *w2;
-    const float *bias;            /* of the joined product, or NULL */
-    uint32_t m;                   /* outputs of the joined product */
-    bool add;                     /* into y */
-    bool lazy;                    /* a norm: only the next product reads it */
-    const struct cuda_step *norm; /* a product: the lazy norm of its input */
+    const float *bias;             /* of the joined product, or NULL */
+    uint32_t m;                    /* outputs of the joined product */
+    bool add;                      /* into y */
+    bool lazy;                     /* a norm: only the next product reads it */
+    const struct cuda_step *norm;  /* a product: the lazy norm of its input */
+    const struct cuda_step *heads; /* attention that does its heads in decode */
+    bool late; /* heads, a layer's end: left to the attention behind them in decode */
     const struct cuda_step *gate; /* a product of gate and up: what follows */
     bool gated;                   /* a gate whose product did it in decode */
     float eps, offset;
@@ -171,18 +176,21 @@ struct cuda_array {
     uint32_t cols;
     bool wide;   /* float32; else bf16 */
     bool shadow; /* wide with a bf16 copy beside it */
+    bool twin;   /* wide, summed up by products that others of them still read: see cuda_run */
     bool selected;
     uint8_t home;    /* array whose memory holds it (itself, or the first of its row) */
     uint32_t at;     /* column in the home's row */
     uint32_t ld;     /* of the row */
     void *data;      /* homes: [capacity, ld] */
     cuda_bf16 *copy; /* shadows */
+    float *other;    /* twins: [CUDA_DECODE_ROWS, cols] */
 };
 struct cuda_plan {
     struct cuda_step *steps;
     uint32_t n_steps;
     struct cuda_array array[CUDA_MAX_ARRAYS];
-    uint32_t n_arrays, n_layers, n_ropes, max_heads;
+    uint32_t n_arrays, n_layers, n_ropes;
+    uint32_t max_heads; /* of attention that is split in decode */
     struct device_rope ropes[CUDA_MAX_ROPES];
     float *inv_freq; /* device memory [CUDA_MAX_ROPES][128] */
     void **extra;    /* joined biases, freed with the plan */
@@ -235,9 +243,7 @@ struct cuda_program {
     float *logits; /* [logit_rows, vocab] device memory */
     uint32_t logit_rows;
     struct cuda_pages pages[CUDA_MAX_LAYERS]; /* of this run */
-    cudaEvent_t computed[2];                  /* layers in turn */
-    cudaEvent_t copied[CUDA_MAX_LAYERS];
-    uint32_t n_events;
+    struct cuda_export *export;               /* export.c */
     struct cuda_graph graphs[CUDA_MAX_GRAPHS];
     uint32_t n_graphs;
     struct cuda_graph_key seen[CUDA_MAX_GRAPHS]; /* prefills that ran once, in a ring */
@@ -254,10 +260,26 @@ struct cuda_run {
     struct cuda_where at;
     bool decode; /* few rows: vector-matrix kernels and split attention */
     uint32_t splits[CUDA_GROUPS];
-    bool exports;     /* layers are copied to the host as they complete */
-    bool pinned;      /* the logits' place can be part of a graph */
-    size_t meta_used; /* bytes of what the batch says */
+    bool flipped[CUDA_MAX_ARRAYS]; /* decode: a twin's values are in `other` now */
+    bool exports;                  /* layers are copied to the host as they complete */
+    bool pinned;                   /* the logits' place can be part of a graph */
+    size_t meta_used;              /* bytes of what the batch says */
 };
+/* ---- layers on their way to the host (export.c) ------------------------------------------- */
+
+/* Events around each layer's computing and copy; they have timestamps. */
+int device_cuda_export_open(uint32_t n_layers, struct cuda_export **out, struct baton_error *e);
+void device_cuda_export_close(struct cuda_export *x); /* NULL is fine */
+/* Around the steps of a run that exports. */
+int device_cuda_export_begin(struct cuda_run *r, struct baton_error *e);
+int device_cuda_export_end(struct cuda_run *r, struct baton_error *e);
+/* The layer's new rows leave on the copy stream once what is on the run's stream is done. */
+int device_cuda_export_layer(struct cuda_run *r, uint32_t layer, struct baton_error *e);
+/* Tell the batch's owner about layers in order as their copies end, while later ones compute. */
+int device_cuda_export_tell(struct cuda_run *r, struct baton_error *e);
+uint32_t device_cuda_layer_times(struct device_program *p, struct device_layer_time *out,
+                                 uint32_t n, uint64_t *end_ns);
+
 int device_cuda_program_open(struct device *d, const struct device_graph *g,
                              struct device_program **out, struct baton_error *e);
 void device_cuda_program_close(struct device_program *p);

@@ -8,22 +8,37 @@
 
 #include "device/cuda/kernels.h"
 
-/* Launch so that the kernel may begin while its predecessor ends, where that is asked for. */
+/* Launch so that the kernel may begin while its predecessor ends, where that is asked for. Clusters
+ * of `cluster` blocks side by side in x; 0: none. */
 template <typename... P, typename... A>
-static inline cudaError_t launch(struct cuda_where at, void (*kernel)(P...), dim3 grid, dim3 block,
-                                 size_t shared, A... a)
+static inline cudaError_t launch_clusters(struct cuda_where at, void (*kernel)(P...), dim3 grid,
+                                          dim3 block, size_t shared, unsigned cluster, A... a)
 {
-    cudaLaunchAttribute attr = {};
+    cudaLaunchAttribute attr[2] = {};
     cudaLaunchConfig_t c = {};
-    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr.val.programmaticStreamSerializationAllowed = 1;
     c.gridDim = grid;
     c.blockDim = block;
     c.dynamicSmemBytes = shared;
     c.stream = at.stream;
-    c.attrs = &attr;
-    c.numAttrs = at.overlap ? 1 : 0;
+    c.attrs = attr;
+    if (at.overlap) {
+        attr[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attr[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster) {
+        attr[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attr[c.numAttrs].val.clusterDim.x = cluster;
+        attr[c.numAttrs].val.clusterDim.y = attr[c.numAttrs].val.clusterDim.z = 1;
+        c.numAttrs++;
+    }
     return cudaLaunchKernelEx(&c, kernel, P(a)...);
+}
+
+template <typename... P, typename... A>
+static inline cudaError_t launch(struct cuda_where at, void (*kernel)(P...), dim3 grid, dim3 block,
+                                 size_t shared, A... a)
+{
+    return launch_clusters(at, kernel, grid, block, shared, 0, a...);
 }
 
 /* Everything before may run beside the preceding kernel: only weights may be touched there. Every

@@ -111,6 +111,10 @@ struct cuda_gemv {
     const float *xf;    /* [rows, k] float32: normed on the way with g, eps, offset */
     const float *g;
     float eps, offset;
+    /* Where yf is given, xf + norm(yf; gf) takes the place of xf and goes to sum as well, which is
+     * other memory than xf: [rows, k] with leading dimension ldx all three. */
+    const float *yf, *gf;
+    float *sum;
     const float *bias; /* [m] or NULL */
     void *y;           /* [rows, m] with leading dimension ldy */
     uint32_t ldx, ldy, rows, m, k;
@@ -139,6 +143,11 @@ struct cuda_partials {
 /* Every row by itself; splits: blocks a row may need at most. */
 cudaError_t cuda_attend_decode(struct cuda_where at, const struct cuda_attention *a,
                                struct cuda_partials p, struct cuda_rows r, uint32_t splits);
+/* The same with the heads' norms, rotations and the way into the pages in it, so that nothing need
+ * be stored in between; part: q, k, v. sm_90 and the head sizes that _has names. */
+cudaError_t cuda_attend_step(struct cuda_where at, const struct cuda_attention *a,
+                             const struct cuda_head_part part[3], struct cuda_rows r);
+bool cuda_attend_step_has(uint32_t head_dim);
 /* Rows [row, row + n) of one span that starts at `position`. */
 cudaError_t cuda_attend_prefill(struct cuda_where at, const struct cuda_attention *a,
                                 struct cuda_rows r, uint32_t span, uint32_t row, uint32_t n,

@@ -134,6 +134,7 @@ static const struct device_impl impl = {
     .program_close = device_cuda_program_close,
     .submit = device_cuda_submit,
     .wait = device_cuda_wait,
+    .layer_times = device_cuda_layer_times,
     .kv_open = device_cuda_kv_open,
     .kv_close = device_cuda_kv_close,
     .kv_read = device_cuda_kv_read,

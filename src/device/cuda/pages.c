@@ -8,8 +8,10 @@
 
 #include "device/cuda/cuda_priv.h"
 
-int device_cuda_kv_open(struct device *base, void *host, size_t bytes, struct baton_error *e)
+int device_cuda_kv_open(struct device *base, const struct device_kv_pool *pool,
+                        struct baton_error *e)
 {
+    size_t bytes = pool->bytes;
     struct cuda_device *d = (struct cuda_device *)base;
     if (d->host)
         return base_fail(e, BATON_ERR_USAGE, "cuda: a KV pool is open already");
@@ -21,7 +23,7 @@ int device_cuda_kv_open(struct device *base, void *host, size_t bytes, struct ba
         d->pool = NULL;
         return rc;
     }
-    d->host = host;
+    d->host = pool->host;
     d->pool_bytes = bytes;
     d->pool_serial++;
     return 0;
@@ -142,15 +144,19 @@ static int copy_now(struct device *base, const struct baton_kv_view *views, uint
     return rc ? rc : device_cuda_check(cudaStreamSynchronize(d->copy), "a copy of the KV cache", e);
 }
 
-int device_cuda_kv_read(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                        const uint32_t *first, uint32_t end, struct baton_error *e)
+int device_cuda_kv_read(struct device *d, uint32_t lane, const struct baton_kv_view *views,
+                        uint32_t n_layers, const uint32_t *first, uint32_t end,
+                        struct baton_error *e)
 {
+    (void)lane; /* pages are found through tables */
     return copy_now(d, views, n_layers, first, end, true, e);
 }
 
-int device_cuda_kv_write(struct device *d, const struct baton_kv_view *views, uint32_t n_layers,
-                         const uint32_t *first, uint32_t end, struct baton_error *e)
+int device_cuda_kv_write(struct device *d, uint32_t lane, const struct baton_kv_view *views,
+                         uint32_t n_layers, const uint32_t *first, uint32_t end,
+                         struct baton_error *e)
 {
+    (void)lane;
     return copy_now(d, views, n_layers, first, end, false, e);
 }
 

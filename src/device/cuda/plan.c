@@ -8,6 +8,7 @@
  *   norms and rotations of heads, then append  -> one step
  *   norm in place, add, norm                   -> one step
  *   norm read by one product alone             -> decode norms inside the product
+ *   heads, then attention                      -> decode does both at once
  *   gate of the two results of one product     -> decode gates inside the product
  * What is not joined runs by itself: any order of verbs works, the usual ones work fast. */
 #include <stdlib.h>
@@ -200,9 +201,12 @@ static struct cuda_step *lazy_norm(struct maker *m, uint32_t n)
 {
     uint8_t x = peek(m, 0)->x;
     struct cuda_step *last = m->p->n_steps ? &m->p->steps[m->p->n_steps - 1] : NULL;
-    if (!last || last->kind != CUDA_S_NORM || last->y != x || m->p->array[x].wide ||
-        last->w->cols > CUDA_GEMV_NORM_MAX_K || !dead_from(m, m->at + n, x))
+    bool sum = last && last->kind == CUDA_S_NORM_ADD_NORM;
+    if (!last || (last->kind != CUDA_S_NORM && !sum) || (sum ? last->z : last->y) != x ||
+        m->p->array[x].wide || last->w->cols > CUDA_GEMV_NORM_MAX_K || !dead_from(m, m->at + n, x))
         return NULL;
+    if (sum)
+        m->p->array[last->x].twin = true;
     return last;
 }
 
@@ -359,6 +363,28 @@ static int make_append(struct maker *m)
     return make_heads(m);
 }
 
+/* The heads just before attention over their results, where nobody else wants those. A layer's end
+ * between them is told after the attention, which stores its keys and values. */
+static void join_heads(struct maker *m, struct cuda_step *s)
+{
+    const struct cuda_op *op = peek(m, 0);
+    struct cuda_step *h = s - 1, *end = NULL;
+    if (s > m->p->steps && h->kind == CUDA_S_LAYER_DONE && h->layer == op->attn.layer)
+        end = h--;
+    if (h < m->p->steps || h->kind != CUDA_S_HEADS || h->layer != op->attn.layer ||
+        h->part[0].heads != op->attn.q_heads || h->part[0].array != op->x ||
+        h->head_dim != op->attn.head_dim || !m->d->overlap ||
+        !cuda_attend_step_has(op->attn.head_dim) || op->y == op->x)
+        return;
+    for (int i = 0; i < 3; i++)
+        if (!dead_from(m, m->at + 1, h->part[i].array) || h->part[i].array == op->y)
+            return;
+    s->heads = h;
+    h->late = true;
+    if (end)
+        end->late = true;
+}
+
 /* ---- the rest ----------------------------------------------------------------------------- */
 
 static int make_simple(struct maker *m)
@@ -384,7 +410,9 @@ static int make_simple(struct maker *m)
     s->offset = op->offset;
     s->layer = op->verb == CUDA_V_ATTEND ? op->attn.layer : op->layer;
     s->attn = op->attn;
-    if (op->verb == CUDA_V_ATTEND && op->attn.q_heads > m->p->max_heads)
+    if (op->verb == CUDA_V_ATTEND)
+        join_heads(m, s);
+    if (op->verb == CUDA_V_ATTEND && !s->heads && op->attn.q_heads > m->p->max_heads)
         m->p->max_heads = op->attn.q_heads;
     m->at++;
     return 0;
@@ -449,6 +477,7 @@ void device_cuda_plan_free(struct cuda_plan *p)
     for (uint32_t i = 0; i < p->n_arrays; i++) {
         cudaFree(p->array[i].data);
         cudaFree(p->array[i].copy);
+        cudaFree(p->array[i].other);
     }
     cudaFree(p->inv_freq);
     free(p->extra);

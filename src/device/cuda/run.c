@@ -34,6 +34,9 @@ static int grow_arrays(struct cuda_program *p, uint32_t rows, struct baton_error
             rc = grow(&a->data, bytes, "activations", e);
         if (rc == 0 && a->home == i)
             rc = device_cuda_check(cudaMemset(a->data, 0xFF, bytes), "activations", e);
+        if (rc == 0 && a->twin)
+            rc = grow((void **)&a->other, CUDA_DECODE_ROWS * (size_t)a->cols * sizeof(float),
+                      "activations", e);
         if (rc == 0 && a->shadow)
             rc = grow((void **)&a->copy, (size_t)capacity * a->cols * 2, "activations", e);
     }
@@ -111,13 +114,8 @@ static int open_parts(struct cuda_program *p, struct baton_error *e)
         return rc;
     rc = device_cuda_plan_make(d, &record, &p->plan, e);
     device_cuda_record_close(&record);
-    for (int i = 0; rc == 0 && i < 2; i++)
-        rc = device_cuda_check(cudaEventCreateWithFlags(&p->computed[i], cudaEventDisableTiming),
-                               "an event", e);
-    for (; rc == 0 && p->n_events < p->plan.n_layers; p->n_events++)
-        rc = device_cuda_check(
-            cudaEventCreateWithFlags(&p->copied[p->n_events], cudaEventDisableTiming), "an event",
-            e);
+    if (rc == 0)
+        rc = device_cuda_export_open(p->plan.n_layers, &p->export, e);
     return rc;
 }
 
@@ -155,11 +153,7 @@ void device_cuda_program_close(struct device_program *base)
     cudaFree(p->partials.ml);
     cudaFree(p->partials.arrived);
     cudaFree(p->logits);
-    for (int i = 0; i < 2; i++)
-        if (p->computed[i])
-            cudaEventDestroy(p->computed[i]);
-    for (uint32_t i = 0; i < p->n_events; i++)
-        cudaEventDestroy(p->copied[i]);
+    device_cuda_export_close(p->export);
     free(p);
 }
 
@@ -314,7 +308,7 @@ static int prepare(struct cuda_run *r, struct baton_error *e)
         rc = grow_logits(r->p, b->n_logits, e);
     if (rc == 0)
         rc = fill_meta(r, e);
-    if (rc == 0 && r->decode) {
+    if (rc == 0 && r->decode && r->p->plan.max_heads) {
         uint32_t window = window_of(&r->p->plan);
         r->splits[0] = splits_of(r, 0);
         r->splits[1] = window ? splits_of(r, window) : 1;
@@ -352,26 +346,14 @@ int device_cuda_meta_in(struct cuda_run *r, struct baton_error *e)
 
 int device_cuda_whole_run(struct cuda_run *r, struct baton_error *e)
 {
-    int rc = device_cuda_meta_in(r, e);
+    int rc = r->exports ? device_cuda_export_begin(r, e) : 0;
+    if (rc == 0)
+        rc = device_cuda_meta_in(r, e);
     if (rc == 0)
         rc = device_cuda_steps(r, e);
+    if (rc == 0 && r->exports)
+        rc = device_cuda_export_end(r, e);
     return rc ? rc : device_cuda_logits_out(r, e);
-}
-
-/* Tell the batch's owner about layers in order as their copies end, while later ones compute. */
-static int tell_layers(struct cuda_run *r, struct baton_error *e)
-{
-    int rc = 0;
-    for (uint32_t i = 0; rc == 0 && i < r->p->plan.n_steps; i++) {
-        const struct cuda_step *s = &r->p->plan.steps[i];
-        if (s->kind != CUDA_S_LAYER_DONE)
-            continue;
-        rc = device_cuda_check(cudaEventSynchronize(r->p->copied[s->layer]),
-                               "a copy of the KV cache", e);
-        if (rc == 0)
-            r->b->layer_done(r->b->ctx, s->layer);
-    }
-    return rc;
 }
 
 int device_cuda_submit(struct device_program *base, const struct baton_batch *b, uint64_t *id,
@@ -390,7 +372,7 @@ int device_cuda_submit(struct device_program *base, const struct baton_batch *b,
     if (rc == 0 && graph && !r.pinned)
         rc = device_cuda_logits_out(&r, e);
     if (rc == 0 && r.exports)
-        rc = tell_layers(&r, e);
+        rc = device_cuda_export_tell(&r, e);
     struct baton_error late;
     int end = device_cuda_check(cudaStreamSynchronize(d->compute), "a run", rc ? &late : e);
     if (rc == 0)

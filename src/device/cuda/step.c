@@ -11,7 +11,7 @@ static struct cuda_array *array_of(struct cuda_run *r, uint8_t i)
 
 static float *wide_of(struct cuda_run *r, uint8_t i)
 {
-    return array_of(r, i)->data;
+    return r->flipped[i] ? array_of(r, i)->other : array_of(r, i)->data;
 }
 
 /* The bf16 form of an array: itself, or the copy that a step made. */
@@ -49,6 +49,13 @@ static int small_product(struct cuda_run *r, const struct cuda_step *s, struct b
         g.g = s->norm->w->vector;
         g.eps = s->norm->eps;
         g.offset = s->norm->offset;
+    }
+    if (s->norm && s->norm->kind == CUDA_S_NORM_ADD_NORM) {
+        g.yf = wide_of(r, s->norm->y);
+        g.gf = s->norm->w->vector;
+        g.g = s->norm->w2->vector;
+        r->flipped[s->norm->x] = !r->flipped[s->norm->x];
+        g.sum = wide_of(r, s->norm->x);
     }
     if (s->gate) {
         g.m /= 2;
@@ -98,9 +105,14 @@ static int logits(struct cuda_run *r, const struct cuda_step *s, struct baton_er
 
 /* ---- attention ---------------------------------------------------------------------------- */
 
-static int heads(struct cuda_run *r, const struct cuda_step *s, struct baton_error *e)
+static int layer_done(struct cuda_run *r, uint32_t layer, struct baton_error *e)
 {
-    struct cuda_head_part part[3] = {0};
+    return r->exports ? device_cuda_export_layer(r, layer, e) : 0;
+}
+
+static uint32_t head_parts(struct cuda_run *r, const struct cuda_step *s,
+                           struct cuda_head_part part[3])
+{
     uint32_t dim = s->head_dim ? s->head_dim : r->b->spans[0].kv[s->layer].layout->head_dim;
     for (int i = 0; i < 3; i++) {
         if (i == 0 && !s->part[0].heads)
@@ -113,6 +125,15 @@ static int heads(struct cuda_run *r, const struct cuda_step *s, struct baton_err
         part[i].eps = s->part[i].eps;
         part[i].offset = s->part[i].offset;
     }
+    return dim;
+}
+
+static int heads(struct cuda_run *r, const struct cuda_step *s, struct baton_error *e)
+{
+    struct cuda_head_part part[3] = {0};
+    if (s->late && r->decode)
+        return 0;
+    uint32_t dim = head_parts(r, s, part);
     return device_cuda_check(
         cuda_heads(r->at, part[0], part[1], part[2], dim, r->p->pages[s->layer], r->rows), "heads",
         e);
@@ -132,6 +153,12 @@ static int attend(struct cuda_run *r, const struct cuda_step *s, struct baton_er
                                .scale = s->attn.scale,
                                .pages = r->p->pages[s->attn.layer]};
     int rc = 0;
+    if (r->decode && s->heads) {
+        struct cuda_head_part part[3] = {0};
+        head_parts(r, s->heads, part);
+        rc = device_cuda_check(cuda_attend_step(r->at, &a, part, r->rows), "attention", e);
+        return rc ? rc : layer_done(r, s->layer, e);
+    }
     if (r->decode) {
         uint32_t splits = r->splits[a.window ? 1 : 0];
         return device_cuda_check(cuda_attend_decode(r->at, &a, r->p->partials, r->rows, splits),
@@ -146,35 +173,12 @@ static int attend(struct cuda_run *r, const struct cuda_step *s, struct baton_er
     return rc;
 }
 
-/* ---- the cache's way out ------------------------------------------------------------------ */
-
-/* The layer's new rows leave on the copy stream once the kernels before this point are done. */
-static int layer_done(struct cuda_run *r, uint32_t layer, struct baton_error *e)
-{
-    cudaEvent_t computed = r->p->computed[layer & 1];
-    int rc = 0;
-    if (!r->exports)
-        return 0;
-    rc = device_cuda_check(cudaEventRecord(computed, r->at.stream), "an event", e);
-    if (rc == 0)
-        rc = device_cuda_check(cudaStreamWaitEvent(r->d->copy, computed, 0), "an event", e);
-    for (uint32_t i = 0; rc == 0 && i < r->b->n_spans; i++) {
-        const struct baton_span *s = &r->b->spans[i];
-        rc = device_cuda_pages_copy(r->d, &s->kv[layer], s->position, s->n_rows, true, r->d->copy,
-                                    e);
-    }
-    return rc ? rc
-              : device_cuda_check(cudaEventRecord(r->p->copied[layer], r->d->copy), "an event", e);
-}
-
 /* ---- all ---------------------------------------------------------------------------------- */
 
 static int norm(struct cuda_run *r, const struct cuda_step *s, struct baton_error *e)
 {
     struct cuda_array *y = array_of(r, s->y);
     uint32_t cols = array_of(r, s->x)->cols;
-    if (s->lazy && r->decode)
-        return 0;
     return device_cuda_check(cuda_norm(r->at, y->wide ? wide_of(r, s->y) : NULL,
                                        y->wide ? NULL : narrow_of(r, s->y), y->ld, wide_of(r, s->x),
                                        s->w->vector, rows_of(r, s->x), cols, s->eps, s->offset),
@@ -185,6 +189,8 @@ static int one_step(struct cuda_run *r, const struct cuda_step *s, struct baton_
 {
     struct cuda_array *x = array_of(r, s->x), *y = array_of(r, s->y);
     uint32_t n = r->b->n_rows;
+    if (s->lazy && r->decode)
+        return 0;
     switch (s->kind) {
     case CUDA_S_EMBED:
         return device_cuda_check(
@@ -215,7 +221,7 @@ static int one_step(struct cuda_run *r, const struct cuda_step *s, struct baton_
                                           (uint64_t)rows_of(r, s->x) * x->cols),
                                  "a sum", e);
     case CUDA_S_LAYER_DONE:
-        return layer_done(r, s->layer, e);
+        return s->late && r->decode ? 0 : layer_done(r, s->layer, e);
     case CUDA_S_SELECT:
         if (r->b->n_logits == 0)
             return 0;

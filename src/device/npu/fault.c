@@ -16,6 +16,8 @@ static const char *const names[] = {
     [NPU_ROPE_INTERLEAVE] = "rope-interleave",
     [NPU_NORM_OFFSET] = "norm-offset",
     [NPU_GLOBAL_AS_LOCAL] = "global-as-local",
+    [NPU_LANE_SWAP] = "lane-swap",
+    [NPU_LANE_BLEED] = "lane-bleed",
 };
 enum { N_FAULTS = sizeof names / sizeof *names };
 
@@ -24,7 +26,8 @@ const char *device_npu_fault_name(enum npu_fault f)
     return names[f];
 }
 
-int device_npu_fault_find(const char *name, enum npu_fault *out, struct baton_error *e)
+int device_npu_fault_find(const char *device, const char *name, enum npu_fault *out,
+                          struct baton_error *e)
 {
     char known[200] = "";
     size_t used = 0;
@@ -37,5 +40,20 @@ int device_npu_fault_find(const char *name, enum npu_fault *out, struct baton_er
             used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "",
                                      names[i]);
     }
-    return base_fail(e, BATON_ERR_USAGE, "npu:rngd has no fault '%s'; there are: %s", name, known);
+    return base_fail(e, BATON_ERR_USAGE, "%s has no fault '%.40s'; there are: %s", device, name,
+                     known);
+}
+
+int device_npu_fault_check(const struct npu_device *d, const struct npu_plan *p,
+                           struct baton_error *e)
+{
+    bool windowed = d->fault == NPU_WINDOW_OFF || d->fault == NPU_GLOBAL_AS_LOCAL;
+    bool laned = d->fault == NPU_LANE_SWAP || d->fault == NPU_LANE_BLEED;
+    if (windowed && !p->window)
+        return base_fail(e, BATON_ERR_UNSUPPORTED, "fault %s: this model has no local layers",
+                         device_npu_fault_name(d->fault));
+    if (laned && d->base.caps.max_lanes == 1)
+        return base_fail(e, BATON_ERR_UNSUPPORTED, "fault %s: %s has no lanes to take for others",
+                         device_npu_fault_name(d->fault), d->base.caps.name);
+    return 0;
 }

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* npu: an emulated static-graph accelerator. It imposes what such a device imposes (fixed widths,
- * padding, parts of consecutive layers, strides fixed when compiling, K and V as outputs of a
- * program) and computes on this machine's cpu. Its times are this machine's times.
+/* npu: emulated static-graph accelerators. They impose what such devices impose (fixed widths,
+ * padding, lanes, parts of consecutive layers, strides fixed when compiling, a KV layout of their
+ * own) and compute on this machine's cpu. Their times are this machine's times.
  *
  * Files: spec.c (names, what a profile can do), plan.c (verbs written down), parts.c (the plan cut
  * into programs), replay.c (steps through cpu's verbs), fault.c (faults that a test plants),
- * weight.c, output.c (K and V of a part), rngd.c (runs), device.c (the object).
+ * weight.c, device.c (the object). rngd, a producer of whole prompts: rngd.c (runs), output.c (K
+ * and V of a part). atom, which decodes in lanes: atom_priv.h.
  *
- * A forward function runs once, when the program is opened. Its verbs up to the embedding, and from
- * the last layer's end on, are the host's; those between are cut into parts. A run takes a whole
- * prompt, pads it to the width, and computes part after part; between two parts only the residual
- * stream lives on. Operands of products are rounded to bf16, sums are float32.
+ * rngd: a forward function runs once, when the program is opened. Its verbs up to the embedding,
+ * and from the last layer's end on, are the host's; those between are cut into parts. A run takes a
+ * whole prompt, pads it to the width, and computes part after part; between two parts only the
+ * residual stream lives on. Operands of products are rounded to bf16, sums are float32.
  */
 #ifndef DEVICE_NPU_NPU_PRIV_H
 #define DEVICE_NPU_NPU_PRIV_H
@@ -23,6 +24,7 @@
 #define NPU_PAGE 64u   /* positions of cpu's pages */
 #define NPU_PART 4u    /* layers a part unless `parts=` says otherwise */
 #define NPU_PAD_ID 0   /* token of padding rows */
+#define NPU_NONCAUSAL_BLOCK 128u /* positions that see each other, where that fault is planted */
 
 /* ---- faults (fault.c): each leaves plausible numbers and no error -------------------------- */
 
@@ -37,9 +39,12 @@ enum npu_fault {
     NPU_ROPE_INTERLEAVE, /* pairs (2i, 2i+1) rotate instead of (i, i + d/2) */
     NPU_NORM_OFFSET,     /* norms multiply by 1 + w where w is right, and the other way round */
     NPU_GLOBAL_AS_LOCAL, /* global layers see the local layers' window alone */
+    NPU_LANE_SWAP,       /* lanes 1 and 2 exchange their outputs when all lanes are active */
+    NPU_LANE_BLEED,      /* attention of a lane takes in a little of the next lane's */
 };
-/* By name; BATON_ERR_USAGE that lists all. */
-int device_npu_fault_find(const char *name, enum npu_fault *out, struct baton_error *e);
+/* By name; BATON_ERR_USAGE that lists all. `device` is for the text. */
+int device_npu_fault_find(const char *device, const char *name, enum npu_fault *out,
+                          struct baton_error *e);
 const char *device_npu_fault_name(enum npu_fault f);
 
 /* ---- plan (plan.c, parts.c) ---------------------------------------------------------------- */
@@ -104,8 +109,18 @@ struct npu_device {
     struct device base;
     struct device *cpu; /* what computes */
     enum npu_fault fault;
-    uint32_t part_layers;
+    uint32_t part_layers; /* rngd */
 };
+/* Everything besides programs and KV. `size` bytes, of which struct npu_device comes first. */
+int device_npu_open(const struct device_impl *impl, size_t size, struct device **out,
+                    struct baton_error *e);
+void device_npu_close(struct device *d); /* half-built is fine */
+int device_npu_start(struct device *d, unsigned n_threads, struct baton_error *e);
+int device_npu_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns,
+                    struct baton_error *e);
+/* A fault that changes nothing in this model would be taken for one that no probe finds. */
+int device_npu_fault_check(const struct npu_device *d, const struct npu_plan *p,
+                           struct baton_error *e);
 
 /* Strides of a matrix as the sample had that was compiled, and as bound at run time. The device
  * reads with the former and compares nothing, as such devices do. */
@@ -128,28 +143,48 @@ struct npu_output {
     uint32_t width, row, n_layers;
 };
 
-/* A run under way, of which cpu computes one piece after another. */
-struct npu_run {
-    const struct npu_part *part;
-    uint32_t first, n;      /* rows of the piece */
-    uint32_t padding_first; /* padding rows that come before the prompt: a fault */
-    float *hidden;          /* [rows of the piece, hidden] in and out */
+/* Spans that stand in for a batch's own in one verb; n 0 = none. */
+struct npu_spans {
+    struct baton_span *spans;
+    uint32_t n;
 };
+
+/* What the forward function that cpu runs does: the steps of `part`. */
+struct npu_replay {
+    const struct npu_plan *plan;
+    const struct npu_part *part;
+    enum npu_fault fault;
+    bool lanes;                     /* rows are those of lanes */
+    struct npu_spans rotated, seen; /* where rows stand when they are rotated, when they look */
+    float *hidden; /* [rows, hidden] the residual stream, in where the part does not begin with the
+                      embedding, out where it does not end with the logits */
+    /* K and V of all rows of `layer` are about to be, were written to the pages of the batch. */
+    void (*before_append)(const struct npu_replay *p, uint32_t layer); /* NULL = nothing to do */
+    void (*appended)(const struct npu_replay *p, uint32_t layer, struct device_array k,
+                     struct device_array v);
+    void (*attended)(const struct npu_replay *p, uint32_t layer, struct device_array o); /* NULL */
+};
+/* The forward function; ctx: struct npu_replay. */
+int device_npu_replay(const void *ctx, struct device_run *r, struct baton_error *e);
+/* For NPU_NONCAUSAL: each row of the span stands where its block ends, or before `last`, so that it
+ * sees what comes after it there. Returns how many spans `out` has now. */
+uint32_t device_npu_stand_at_ends(struct baton_span *out, const struct baton_span *s,
+                                  uint32_t block, uint32_t last);
 
 struct npu_program {
     struct device_program base;
     struct npu_plan plan;
     struct device_program *cpu;
+    struct npu_replay replay;
     struct npu_output output;
     float *hidden; /* [width, hidden] */
     size_t hidden_bytes;
     int32_t *ids; /* [width] */
     uint32_t width;
-    struct npu_run run;
+    uint32_t first;         /* row of the width that the piece under way starts with */
+    uint32_t padding_first; /* padding rows that come before the prompt: a fault */
+    struct baton_span spans[NPU_CHUNK];
 };
-
-/* The forward function that cpu runs: the steps of run.part. ctx: struct npu_program. */
-int device_npu_replay(const void *ctx, struct device_run *r, struct baton_error *e);
 
 /* Room for a part of `width` rows; what is there of another width goes. */
 int device_npu_output_open(struct npu_output *o, const struct npu_plan *p, uint32_t n_layers,
@@ -180,5 +215,8 @@ int device_npu_submit(struct device_program *p, const struct baton_batch *b, uin
 void device_npu_probe(struct baton_caps *caps, char why[128]);
 int device_npu_spec(const struct device_arg *args, unsigned n_args, struct npu_device *d,
                     struct baton_error *e);
+/* A decimal number of 1 to max. */
+int device_npu_number(const char *device, const struct device_arg *a, uint32_t max, uint32_t *out,
+                      struct baton_error *e);
 
 #endif

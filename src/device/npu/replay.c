@@ -5,16 +5,12 @@
 
 #include "device/npu/npu_priv.h"
 
-#define NONCAUSAL_BLOCK 128u /* positions that see each other */
-
-/* A piece under way. */
+/* A run of cpu's under way. */
 struct piece {
-    struct npu_program *p;
+    const struct npu_replay *p;
     const struct device_verbs *v;
     struct device_run *r;
-    enum npu_fault fault;
     struct device_array arrays[NPU_MAX_ARRAYS];
-    struct baton_span spans[NPU_CHUNK]; /* of a batch that stands in for the piece's own */
 };
 
 static const struct device_weight *unwrap(const struct device_weight *w)
@@ -30,42 +26,57 @@ static void narrow(struct device_array a)
         x[i] = device_bf16_to_f32(device_f32_to_bf16(x[i]));
 }
 
+/* The batch with other spans, where there are any. */
+static struct baton_batch standing(const struct piece *x, const struct npu_spans *at)
+{
+    struct baton_batch moved = *x->r->batch;
+    if (at->n > 0) {
+        moved.spans = at->spans;
+        moved.n_spans = at->n;
+    }
+    return moved;
+}
+
 /* ---- attention ----------------------------------------------------------------------------- */
 
-/* Each row stands where its block of 128 ends, so that it sees what comes after it there. Rows that
- * another piece will append are not there yet. */
-static uint32_t stand_at_ends(struct piece *x)
+uint32_t device_npu_stand_at_ends(struct baton_span *out, const struct baton_span *s,
+                                  uint32_t block, uint32_t last)
 {
-    const struct npu_run *run = &x->p->run;
-    for (uint32_t i = 0; i < run->n; i++) {
-        uint32_t end = ((run->first + i) / NONCAUSAL_BLOCK + 1) * NONCAUSAL_BLOCK;
-        uint32_t last = run->first + run->n;
-        x->spans[i] = (struct baton_span){.row = i,
-                                          .n_rows = 1,
-                                          .position = (end < last ? end : last) - 1,
-                                          .kv = x->p->output.views};
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        uint32_t end = ((s->position + i) / block + 1) * block;
+        out[i] = (struct baton_span){
+            .row = s->row + i, .n_rows = 1, .position = (end < last ? end : last) - 1, .kv = s->kv};
     }
-    return run->n;
+    return s->n_rows;
+}
+
+/* A lane's row takes a little of its neighbour's. */
+static void bleed(struct device_array a)
+{
+    float *x = a.data;
+    for (uint32_t i = 0; i + 1 < a.rows; i++)
+        for (uint32_t c = 0; c < a.cols; c++)
+            x[(size_t)i * a.cols + c] += 0.25f * x[(size_t)(i + 1) * a.cols + c];
 }
 
 static void attend(struct piece *x, const struct npu_step *s)
 {
     const struct baton_batch *own = x->r->batch;
-    struct baton_batch moved = *own;
+    const struct baton_batch moved = standing(x, &x->p->seen);
     struct device_attn a = s->attn;
     if (s->narrow)
         narrow(x->arrays[s->a[1]]);
-    if (x->fault == NPU_GLOBAL_AS_LOCAL && !a.window)
-        a.window = x->p->plan.window;
-    if (x->fault == NPU_WINDOW_OFF && a.window)
+    if (x->p->fault == NPU_GLOBAL_AS_LOCAL && !a.window)
+        a.window = x->p->plan->window;
+    if (x->p->fault == NPU_WINDOW_OFF && a.window)
         a.window++;
-    if (x->fault == NPU_NONCAUSAL) {
-        moved.n_spans = stand_at_ends(x);
-        moved.spans = x->spans;
-        x->r->batch = &moved;
-    }
+    x->r->batch = &moved;
     x->v->attend(x->r, x->arrays[s->a[0]], x->arrays[s->a[1]], &a);
     x->r->batch = own;
+    if (x->p->fault == NPU_LANE_BLEED && x->p->lanes && !x->r->error.code)
+        bleed(x->arrays[s->a[0]]);
+    if (x->p->attended && !x->r->error.code)
+        x->p->attended(x->p, s->attn.layer, x->arrays[s->a[0]]);
 }
 
 /* ---- rotation ------------------------------------------------------------------------------ */
@@ -86,35 +97,13 @@ static void interleave(struct device_array a, uint32_t dim, bool back)
     }
 }
 
-/* Where padding comes first, the prompt's rows keep their positions; padding counts from 0 too. */
-static uint32_t prompt_positions(struct piece *x)
-{
-    const struct npu_run *run = &x->p->run;
-    uint32_t n = 0, end = run->first + run->n, border = run->padding_first;
-    if (run->first < border)
-        x->spans[n++] = (struct baton_span){.n_rows = (end < border ? end : border) - run->first,
-                                            .position = run->first,
-                                            .kv = x->p->output.views};
-    uint32_t first = run->first > border ? run->first : border;
-    if (first < end)
-        x->spans[n++] = (struct baton_span){.row = first - run->first,
-                                            .n_rows = end - first,
-                                            .position = first - border,
-                                            .kv = x->p->output.views};
-    return n;
-}
-
 static void rotate(struct piece *x, const struct npu_step *s)
 {
     const struct baton_batch *own = x->r->batch;
-    struct baton_batch moved = *own;
+    const struct baton_batch moved = standing(x, &x->p->rotated);
     struct device_array a = x->arrays[s->a[0]];
-    bool pairs = x->fault == NPU_ROPE_INTERLEAVE && s->rope.head_dim <= 256;
-    if (x->p->run.padding_first) {
-        moved.n_spans = prompt_positions(x);
-        moved.spans = x->spans;
-        x->r->batch = &moved;
-    }
+    bool pairs = x->p->fault == NPU_ROPE_INTERLEAVE && s->rope.head_dim <= 256;
+    x->r->batch = &moved;
     if (pairs)
         interleave(a, s->rope.head_dim, false);
     x->v->rope(x->r, a, s->n, &s->rope);
@@ -125,21 +114,21 @@ static void rotate(struct piece *x, const struct npu_step *s)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* A norm of the device's part; the host's last one is never wrong. */
+/* A norm of a part with layers; the host's last one is never wrong. */
 static float offset_of(const struct piece *x, float offset)
 {
-    bool device = x->p->run.part->n_layers > 0;
-    return device && x->fault == NPU_NORM_OFFSET ? 1 - offset : offset;
+    bool device = x->p->part->n_layers > 0;
+    return device && x->p->fault == NPU_NORM_OFFSET ? 1 - offset : offset;
 }
 
 static void append(struct piece *x, const struct npu_step *s)
 {
-    const struct npu_run *run = &x->p->run;
     struct device_array k = x->arrays[s->a[0]], v = x->arrays[s->a[1]];
-    uint32_t layer = s->n - run->part->layer;
+    if (x->p->before_append)
+        x->p->before_append(x->p, s->n);
     x->v->kv_append(x->r, s->n, k, v);
-    device_npu_output_take(&x->p->output, false, layer, k.data, run->first, run->n);
-    device_npu_output_take(&x->p->output, true, layer, v.data, run->first, run->n);
+    if (!x->r->error.code)
+        x->p->appended(x->p, s->n, k, v);
 }
 
 static void replay_step(struct piece *x, const struct npu_step *s)
@@ -189,28 +178,26 @@ static void replay_step(struct piece *x, const struct npu_step *s)
 
 int device_npu_replay(const void *ctx, struct device_run *r, struct baton_error *e)
 {
-    struct npu_program *p = (struct npu_program *)(uintptr_t)ctx;
-    const struct npu_plan *plan = &p->plan;
+    const struct npu_replay *p = ctx;
+    const struct npu_plan *plan = p->plan;
     struct piece *x = base_try_alloc(1, sizeof *x, e);
     if (!x)
         return BATON_ERR_NOMEM;
     x->p = p;
     x->v = device_run_verbs(r);
     x->r = r;
-    x->fault = ((const struct npu_device *)p->base.device)->fault;
     for (uint32_t i = 0; i < plan->n_steps; i++)
         if (plan->steps[i].verb == NPU_ARRAY)
             x->arrays[plan->steps[i].a[0]] = x->v->array(r, plan->steps[i].n);
     float *residual = x->arrays[plan->residual].data;
-    float *carried = p->run.hidden;
-    size_t bytes = (size_t)p->run.n * plan->hidden * sizeof(float);
-    bool made = residual && carried; /* unless there was no memory, which r->error says then */
-    if (made && p->run.part != &plan->head)
-        memcpy(residual, carried, bytes);
-    for (uint32_t i = p->run.part->first; i < p->run.part->end && !r->error.code; i++)
+    size_t bytes = (size_t)r->batch->n_rows * plan->hidden * sizeof(float);
+    bool carried = residual && p->hidden; /* there may be no memory, which r->error says then */
+    if (carried && p->part->first > plan->head.first)
+        memcpy(residual, p->hidden, bytes);
+    for (uint32_t i = p->part->first; i < p->part->end && !r->error.code; i++)
         replay_step(x, &plan->steps[i]);
-    if (made && !r->error.code && p->run.part != &plan->tail)
-        memcpy(carried, residual, bytes);
+    if (carried && !r->error.code && p->part->end < plan->tail.end)
+        memcpy(p->hidden, residual, bytes);
     free(x);
     return device_run_end(r, e);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* npu: programs and runs of npu:rngd, a producer of whole prompts. */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,13 +8,15 @@
 
 /* ---- programs ------------------------------------------------------------------------------ */
 
-/* A fault that changes nothing in this model would be taken for one that no probe finds. */
-static int check_fault(const struct npu_device *d, const struct npu_plan *p, struct baton_error *e)
+/* What cpu rounded and stored for its attention leaves the device token by token. */
+static void take(const struct npu_replay *r, uint32_t layer, struct device_array k,
+                 struct device_array v)
 {
-    if (p->window || (d->fault != NPU_WINDOW_OFF && d->fault != NPU_GLOBAL_AS_LOCAL))
-        return 0;
-    return base_fail(e, BATON_ERR_UNSUPPORTED, "fault %s: this model has no local layers",
-                     device_npu_fault_name(d->fault));
+    struct npu_program *p = (struct npu_program *)((uintptr_t)r -
+                                                   offsetof(struct npu_program, replay));
+    uint32_t n = layer - r->part->layer;
+    device_npu_output_take(&p->output, false, n, k.data, p->first, k.rows);
+    device_npu_output_take(&p->output, true, n, v.data, p->first, v.rows);
 }
 
 int device_npu_program_open(struct device *base, const struct device_graph *g,
@@ -26,12 +29,13 @@ int device_npu_program_open(struct device *base, const struct device_graph *g,
         return BATON_ERR_NOMEM;
     p->base = (struct device_program){.device = base, .graph = *g};
     replayed.forward = device_npu_replay;
-    replayed.ctx = p;
+    replayed.ctx = &p->replay;
+    p->replay = (struct npu_replay){.plan = &p->plan, .fault = d->fault, .appended = take};
     int rc = device_npu_plan_record(g, &p->plan, e);
     if (rc == 0)
         rc = device_npu_plan_cut(&p->plan, g->n_layers, d->part_layers, e);
     if (rc == 0)
-        rc = check_fault(d, &p->plan, e);
+        rc = device_npu_fault_check(d, &p->plan, e);
     if (rc == 0)
         rc = device_program_open(d->cpu, &replayed, &p->cpu, e);
     if (rc)
@@ -89,6 +93,37 @@ static int take_width(struct npu_program *p, uint32_t width, struct baton_error 
     return rc;
 }
 
+/* Where padding comes first, the prompt's rows keep their positions; padding counts from 0 too. */
+static uint32_t prompt_positions(struct npu_program *p, uint32_t n)
+{
+    uint32_t n_spans = 0, end = p->first + n, border = p->padding_first;
+    if (p->first < border)
+        p->spans[n_spans++] = (struct baton_span){.n_rows = (end < border ? end : border) -
+                                                            p->first,
+                                                  .position = p->first,
+                                                  .kv = p->output.views};
+    uint32_t first = p->first > border ? p->first : border;
+    if (first < end)
+        p->spans[n_spans++] = (struct baton_span){.row = first - p->first,
+                                                  .n_rows = end - first,
+                                                  .position = first - border,
+                                                  .kv = p->output.views};
+    return n_spans;
+}
+
+/* Rows that another piece will append are not there yet. */
+static void plant(struct npu_program *p, const struct baton_span *span)
+{
+    struct npu_replay *r = &p->replay;
+    r->rotated.spans = r->seen.spans = p->spans;
+    r->rotated.n = r->seen.n = 0;
+    if (p->padding_first)
+        r->rotated.n = prompt_positions(p, span->n_rows);
+    else if (r->fault == NPU_NONCAUSAL)
+        r->seen.n = device_npu_stand_at_ends(p->spans, span, NPU_NONCAUSAL_BLOCK,
+                                             span->position + span->n_rows);
+}
+
 /* Rows [first, first + n) of the width through one part. */
 static int run_piece(struct npu_program *p, const struct npu_part *part, uint32_t first, uint32_t n,
                      struct baton_error *e)
@@ -96,10 +131,10 @@ static int run_piece(struct npu_program *p, const struct npu_part *part, uint32_
     struct baton_span span = {.n_rows = n, .position = first, .kv = p->output.views};
     struct baton_batch b = {.ids = p->ids + first, .n_rows = n, .spans = &span, .n_spans = 1};
     uint64_t id;
-    p->run.part = part;
-    p->run.first = first;
-    p->run.n = n;
-    p->run.hidden = p->hidden + (size_t)first * p->plan.hidden;
+    p->replay.part = part;
+    p->first = first;
+    p->replay.hidden = p->hidden + (size_t)first * p->plan.hidden;
+    plant(p, &span);
     for (uint32_t l = 0; l < p->output.n_layers; l++)
         p->output.views[l].end = first;
     return device_submit(p->cpu, &b, &id, e);
@@ -121,8 +156,8 @@ static void export_part(struct npu_program *p, const struct npu_part *part,
 {
     enum npu_fault fault = ((struct npu_device *)p->base.device)->fault;
     for (uint32_t l = 0; l < part->n_layers; l++)
-        device_npu_output_export(&p->output, l, &b->spans[0].kv[part->layer + l],
-                                 p->run.padding_first, b->n_rows, fault);
+        device_npu_output_export(&p->output, l, &b->spans[0].kv[part->layer + l], p->padding_first,
+                                 b->n_rows, fault);
     for (uint32_t l = 0; b->layer_done && l < part->n_layers; l++)
         b->layer_done(b->ctx, part->layer + l);
 }
@@ -136,14 +171,13 @@ static int run_tail(struct npu_program *p, const struct baton_batch *b, struct b
     struct baton_batch one = {
         .ids = p->ids, .n_rows = 1, .spans = &span, .n_spans = 1, .logit_rows = all, .n_logits = 1};
     int rc = 0;
-    p->run.part = &p->plan.tail;
-    p->run.first = 0;
-    p->run.n = 1;
+    p->replay.part = &p->plan.tail;
+    p->replay.rotated.n = p->replay.seen.n = 0;
     for (uint32_t l = 0; l < p->output.n_layers; l++)
         p->output.views[l].end = 0;
     for (uint32_t i = 0; i < b->n_logits && rc == 0; i++) {
         uint64_t id;
-        p->run.hidden = p->hidden + (size_t)(p->run.padding_first + b->logit_rows[i]) * hidden;
+        p->replay.hidden = p->hidden + (size_t)(p->padding_first + b->logit_rows[i]) * hidden;
         one.logits = b->logits + (size_t)i * p->base.graph.vocab;
         rc = device_submit(p->cpu, &one, &id, e);
     }
@@ -153,10 +187,10 @@ static int run_tail(struct npu_program *p, const struct baton_batch *b, struct b
 static void place_ids(struct npu_program *p, const struct baton_batch *b)
 {
     const struct npu_device *d = (struct npu_device *)p->base.device;
-    p->run.padding_first = d->fault == NPU_PAD_LEAK ? p->width - b->n_rows : 0;
+    p->padding_first = d->fault == NPU_PAD_LEAK ? p->width - b->n_rows : 0;
     for (uint32_t i = 0; i < p->width; i++)
         p->ids[i] = NPU_PAD_ID;
-    memcpy(p->ids + p->run.padding_first, b->ids, b->n_rows * sizeof *p->ids);
+    memcpy(p->ids + p->padding_first, b->ids, b->n_rows * sizeof *p->ids);
 }
 
 int device_npu_submit(struct device_program *base, const struct baton_batch *b, uint64_t *id,

@@ -35,12 +35,13 @@ void device_npu_probe(struct baton_caps *caps, char why[128])
     why[0] = '\0';
 }
 
-static int number(const struct device_arg *a, uint32_t max, uint32_t *out, struct baton_error *e)
+int device_npu_number(const char *device, const struct device_arg *a, uint32_t max, uint32_t *out,
+                      struct baton_error *e)
 {
     char *end;
     unsigned long n = strtoul(a->value, &end, 10);
     if (a->value[0] < '0' || a->value[0] > '9' || *end || n == 0 || n > max)
-        return base_fail(e, BATON_ERR_USAGE, "npu:rngd: %s is '%s', not a number of 1 to %u",
+        return base_fail(e, BATON_ERR_USAGE, "%s: %s is '%s', not a number of 1 to %u", device,
                          a->key, a->value, max);
     *out = (uint32_t)n;
     return 0;
@@ -50,7 +51,7 @@ static int number(const struct device_arg *a, uint32_t max, uint32_t *out, struc
 static int force_width(const struct device_arg *a, struct baton_caps *caps, struct baton_error *e)
 {
     uint32_t width = 0;
-    int rc = number(a, widths[N_WIDTHS - 1], &width, e);
+    int rc = device_npu_number("npu:rngd", a, widths[N_WIDTHS - 1], &width, e);
     for (uint32_t i = 0; i < N_WIDTHS && rc == 0; i++)
         if (widths[i] == width) {
             memset(caps->widths, 0, sizeof caps->widths);
@@ -74,9 +75,9 @@ int device_npu_spec(const struct device_arg *args, unsigned n_args, struct npu_d
         if (!strcmp(args[i].key, "width"))
             rc = force_width(&args[i], &d->base.caps, e);
         else if (!strcmp(args[i].key, "parts"))
-            rc = number(&args[i], 512, &d->part_layers, e);
+            rc = device_npu_number("npu:rngd", &args[i], 512, &d->part_layers, e);
         else
-            rc = device_npu_fault_find(args[i].value, &d->fault, e);
+            rc = device_npu_fault_find("npu:rngd", args[i].value, &d->fault, e);
     }
     return rc;
 }
