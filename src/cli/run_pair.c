@@ -37,8 +37,11 @@ int cli_run_pair_fork(const struct run_args *a, int (*child)(void *ctx, int fd),
         signal(SIGINT, SIG_IGN);
         signal(SIGTERM, SIG_DFL);
         prctl(PR_SET_NAME, "baton-prefill");
-        if (getppid() != parent)
+        (void)base_probe("producer-forked");
+        if (getppid() != parent) {
+            fprintf(stderr, "baton: producer: the consumer's process ended before the prefill\n");
             _exit(3);
+        }
         int code = child(ctx, fds[1]);
         fflush(NULL);
         _exit(code);
