@@ -8,7 +8,7 @@
 /* What follows the name on the command line: "isa=avx2,kv-dtype=f32" cut at the commas. */
 struct device_arg {
     char key[32];
-    char value[96];
+    char value[512];
 };
 
 /* One in-process device kind. A device object starts with struct device. */
@@ -52,11 +52,12 @@ struct device_impl {
     bool after_fork; /* opened in the process that computes, never before its fork */
     bool compiles;   /* programs of fixed widths; opening takes next to nothing */
     bool numbered;   /* "name:N" is card N, handed to open as the argument "card" */
+    bool pathed;     /* "name:PATH", handed to open as the argument "path" */
 };
 
 /* A device in a shared object of its own, opened at run time: the object's entry symbol returns
  * this. Both sides are built from one tree; version and sizes keep a stale object out. */
-#define DEVICE_LIBRARY_VERSION 2u
+#define DEVICE_LIBRARY_VERSION 3u
 #define DEVICE_LIBRARY_SYMBOL "baton_device_library"
 /* What a card can do at most, measured; for benchmarks. */
 struct device_ceilings {
@@ -108,6 +109,7 @@ int device_arg_check(const char *name, const struct device_arg *args, unsigned n
 extern const struct device_impl device_cpu_ref;                         /* cpu/scalar.c */
 extern const struct device_impl device_cpu;                             /* cpu/init.c */
 extern const struct device_impl device_cuda;                            /* cuda/load.c */
+extern const struct device_impl device_plugin;                          /* plugin.c */
 extern const struct device_impl device_npu_rngd;                        /* npu/device.c */
 extern const struct device_impl device_npu_atom_b1, device_npu_atom_b4; /* npu/atom.c */
 

@@ -13,8 +13,8 @@
 
 /* In the order in which they are listed; ends with NULL. A device adds its own line. */
 static const struct device_impl *const impls[] = {
-    &device_cpu,         &device_cpu_ref,     &device_cuda, &device_npu_rngd,
-    &device_npu_atom_b1, &device_npu_atom_b4, NULL,
+    &device_cpu,         &device_cpu_ref,     &device_cuda,   &device_npu_rngd,
+    &device_npu_atom_b1, &device_npu_atom_b4, &device_plugin, NULL,
 };
 
 void device_list(device_list_fn fn, void *ctx)
@@ -83,7 +83,7 @@ static int parse_args(const char *rest, const char *name, struct device_arg *arg
     return 0;
 }
 
-/* The device that the n bytes of a name mean; a number behind it goes to *card as text. */
+/* The device that the n bytes of a name mean; a number or path behind it goes to *card. */
 static const struct device_impl *find_impl(const char *name, size_t n, struct device_arg *card)
 {
     for (unsigned i = 0; impls[i]; i++) {
@@ -92,6 +92,12 @@ static const struct device_impl *find_impl(const char *name, size_t n, struct de
             continue;
         if (n == known)
             return impls[i];
+        size_t rest = n - known - 1;
+        if (impls[i]->pathed && name[known] == ':' && rest > 0 && rest < sizeof card->value) {
+            snprintf(card->key, sizeof card->key, "path");
+            snprintf(card->value, sizeof card->value, "%.*s", (int)rest, name + known + 1);
+            return impls[i];
+        }
         size_t digits = strspn(name + known + 1, "0123456789");
         if (impls[i]->numbered && name[known] == ':' && digits > 0 && digits < 4 &&
             known + 1 + digits == n) {
@@ -126,7 +132,8 @@ int device_open(const char *name, struct device **out, struct baton_error *e)
         return rc;
     if (card.key[0])
         args[n_args++] = card;
-    if (impl->numbered) /* which card is not known here: open tells why it is absent */
+    if (card.key[0] ||
+        impl->numbered) /* which one is not known here: open tells why it is absent */
         return impl->open(args, n_args, out, e);
     memset(&caps, 0, sizeof caps);
     impl->probe(&caps, why);
@@ -140,11 +147,11 @@ bool device_static(const char *name, struct baton_caps *out)
     struct device_arg card;
     struct device *d = NULL;
     const struct device_impl *impl = find_impl(name, strcspn(name, ","), &card);
-    if (!impl || !impl->compiles || device_open(name, &d, NULL) || !d)
+    if (!impl || !(impl->compiles || impl->pathed) || device_open(name, &d, NULL) || !d)
         return false;
     *out = d->caps;
     device_close(d);
-    return true;
+    return impl->compiles || out->emulated || !out->dynamic;
 }
 
 uint32_t device_width(const struct baton_caps *caps, uint32_t n_rows)

@@ -42,7 +42,7 @@ static int submit(struct atom *a, const int32_t *ids, uint32_t n, uint32_t at, u
 {
     const struct baton_span span = {0, n, at, lane, NULL};
     const uint32_t last = n - 1;
-    const struct baton_batch b = {ids, n, &span, 1, &last, 1, logits, NULL, NULL};
+    const struct baton_batch b = {0, ids, n, &span, 1, &last, 1, logits, NULL, NULL};
     return device_submit(a->s.program, &b, NULL, &err);
 }
 
@@ -63,7 +63,7 @@ static void step(struct atom *a, const uint32_t *lane, const uint32_t *position,
     static const uint32_t rows[] = {0, 1, 2, 3};
     for (uint32_t i = 0; i < n; i++)
         spans[i] = (struct baton_span){i, 1, position[i], lane[i], NULL};
-    const struct baton_batch b = {ids, n, spans, n, rows, n, logits, NULL, NULL};
+    const struct baton_batch b = {0, ids, n, spans, n, rows, n, logits, NULL, NULL};
     test_ok(device_submit(a->s.program, &b, NULL, &err), &err);
 }
 
@@ -136,15 +136,10 @@ static void on_cpu(const struct model *m, const int32_t *ids, uint32_t n, float 
         k = at < n ? n - at < 512 ? n - at : 512 : 1;
         const uint32_t last = k - 1;
         const struct baton_span span = {0, k, at, 0, s.pages.views};
-        const struct baton_batch b = {ids + at,
-                                      k,
-                                      &span,
-                                      1,
-                                      &last,
-                                      1,
-                                      logits + (at < n ? 0 : at - n + 1) * (size_t)c->vocab,
-                                      NULL,
-                                      NULL};
+        const struct baton_batch b = {
+            0,    ids + at, k, &span,
+            1,    &last,    1, logits + (at < n ? 0 : at - n + 1) * (size_t)c->vocab,
+            NULL, NULL};
         pages_set_end(&s.pages, at);
         test_ok(device_submit(s.program, &b, NULL, &err), &err);
     }

@@ -178,7 +178,8 @@ static void step(struct model *m, struct sequence **q, const uint32_t *rows, uin
     assert_non_null(logits);
     for (uint32_t i = 0; i < n; i++)
         logit_rows[i] = i;
-    struct baton_batch b = {ids, n, spans, n_spans, logit_rows, n, logits, count_layers, &layers};
+    struct baton_batch b = {0,          ids, n,      spans,        n_spans,
+                            logit_rows, n,   logits, count_layers, &layers};
     test_ok(rig_run(&m->t, forward, m, &b), &m->t.error);
     assert_int_equal(layers, LAYERS);
     for (uint32_t i = 0; i < n_spans; i++) {
@@ -339,8 +340,9 @@ static void decode_equals_prefill_at_length(void **state)
                     rows[r] = r;
                 pages_set_end(&q[i]->pages, at + done);
                 struct baton_batch b = {
-                    ids + done, chunk, &span, 1, rows, chunk, q[i]->logits + (size_t)done * VOCAB,
-                    NULL,       NULL};
+                    0,    ids + done, chunk, &span,
+                    1,    rows,       chunk, q[i]->logits + (size_t)done * VOCAB,
+                    NULL, NULL};
                 test_ok(rig_run(&m[i].t, forward, &m[i], &b), &m[i].t.error);
             }
         }

@@ -21,7 +21,7 @@ static int submit(struct side *s, const int32_t *ids, uint32_t at, uint32_t n)
     uint32_t row = n - 1;
     uint64_t id = 0;
     struct baton_span span = {0, n, at, 0, s->pages.views};
-    struct baton_batch b = {ids + at, n, &span, 1, &row, 1, s->logits, count_layer, s};
+    struct baton_batch b = {0, ids + at, n, &span, 1, &row, 1, s->logits, count_layer, s};
     s->layers_done = 0;
     pages_set_end(&s->pages, at);
     return device_submit(s->program, &b, &id, &err);

@@ -14,7 +14,8 @@ static void side_run(struct side *s, const struct model_config *c, const int32_t
     uint32_t rows[2] = {0, n - 1};
     uint64_t id = 0;
     struct baton_span span = {0, n, at, 0, s->pages.views};
-    struct baton_batch b = {ids + at, n, &span, 1, rows, n > 1 ? 2 : 1, s->logits, count_layer, s};
+    struct baton_batch b = {0,    ids + at,      n,         &span,       1,
+                            rows, n > 1 ? 2 : 1, s->logits, count_layer, s};
     memset(s->logits, 0xFF, 2 * c->vocab * sizeof(float));
     s->layers_done = 0;
     pages_set_end(&s->pages, at);

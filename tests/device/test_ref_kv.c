@@ -375,8 +375,9 @@ static struct device_array toy_run(struct rig *t, struct toy *m, const int32_t *
                                       {skip, count, at, 2, pages->views}};
         for (uint32_t i = 0; i < count; i++)
             rows[i] = skip + i;
-        struct baton_batch b = {batch_ids, skip + count, spans + !neighbour,   1 + neighbour,
-                                rows,      count,        rig_at(logits, at, 0)};
+        struct baton_batch b = {
+            0,    batch_ids, skip + count,         spans + !neighbour, 1 + neighbour,
+            rows, count,     rig_at(logits, at, 0)};
         toy_batch(t, m, &b);
         pages_close(&beside);
         at += count;

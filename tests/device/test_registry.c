@@ -149,7 +149,7 @@ static void fixture_open(struct fixture *f, uint64_t *seed)
     f->spans[1] = (struct baton_span){3, 2, 6, 1, f->pages[1].views};
     f->logit_rows[0] = 2;
     f->logit_rows[1] = 4;
-    f->batch = (struct baton_batch){f->ids, 5, f->spans, 2, f->logit_rows, 2, f->logits};
+    f->batch = (struct baton_batch){0, f->ids, 5, f->spans, 2, f->logit_rows, 2, f->logits};
 }
 
 static void fixture_close(struct fixture *f)

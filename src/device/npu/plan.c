@@ -64,7 +64,7 @@ static struct device_array made(struct device_run *r, uint32_t rows, uint32_t co
 {
     struct npu_plan *p = ((struct recording *)r)->plan;
     if (p->n_arrays == NPU_MAX_ARRAYS)
-        fail(r, BATON_ERR_UNSUPPORTED, "npu: the graph has more than 64 arrays");
+        fail(r, BATON_ERR_UNSUPPORTED, "a plan: the graph has more than 64 arrays");
     else
         p->n_arrays++;
     return (struct device_array){(void *)(uintptr_t)p->n_arrays, rows, cols};
@@ -132,7 +132,7 @@ static void rec_attend(struct device_run *r, struct device_array o, struct devic
 {
     struct npu_plan *p = ((struct recording *)r)->plan;
     if (p->head_dim && (p->kv_heads != a->kv_heads || p->head_dim != a->head_dim))
-        fail(r, BATON_ERR_UNSUPPORTED, "npu: the layers' key heads are of different sizes");
+        fail(r, BATON_ERR_UNSUPPORTED, "a plan: the layers' key heads are of different sizes");
     p->kv_heads = a->kv_heads;
     p->head_dim = a->head_dim;
     p->window = a->window ? a->window : p->window;
