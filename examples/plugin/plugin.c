@@ -260,6 +260,11 @@ static int sample_program_open(struct baton_device *d, const struct baton_source
         return fail(e, BATON_ERR_UNSUPPORTED, "it compiles nothing and loads no artifacts");
     if (s->plan->n_layers > MAX_LAYERS)
         return fail(e, BATON_ERR_UNSUPPORTED, "more than 256 layers");
+    /* A later host may write verbs of which this knows nothing: left out, they would be a fault
+     * that nobody sees. */
+    for (uint32_t i = 0; i < s->plan->n_steps; i++)
+        if (!s->plan->steps[i].verb || s->plan->steps[i].verb > BATON_VERB_LOGITS)
+            return fail(e, BATON_ERR_UNSUPPORTED, "a plan with a verb that it does not know");
     struct baton_program *p = calloc(1, sizeof *p);
     if (!p)
         return fail(e, BATON_ERR_NOMEM, "no memory");

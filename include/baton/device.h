@@ -210,7 +210,8 @@ struct baton_step {
     const float *inv_freq;            /* [head_dim/2] */
 };
 
-/* A model's forward function, written down. */
+/* A model's forward function, written down. Later versions of the host may write verbs that are not
+ * above; a plugin refuses a plan with one it does not know (BATON_ERR_UNSUPPORTED). */
 struct baton_plan {
     uint32_t struct_size;
     uint32_t n_layers, vocab, n_arrays, n_steps;
@@ -283,7 +284,8 @@ struct baton_kv_copy {
 /* The slots of a plugin. Results are 0 or a negative code of baton/error.h with a sentence in e; a
  * slot that is NULL or behind struct_size answers BATON_ERR_UNSUPPORTED (or does nothing, where it
  * returns nothing). BATON_ERR_DEVICE_LOST from any slot: every lane is lost, the host calls nothing
- * but the closing slots any more. Nothing may be thrown, printed or exited through a slot. */
+ * any more but the slots that return nothing (close, weight_close, program_close, kv_close,
+ * lane_release, buffer_free, buffer_unregister). Nothing may be thrown, printed or exited through a slot. */
 struct baton_device_api {
     uint32_t abi_version; /* BATON_DEVICE_ABI that the plugin was built with */
     uint32_t struct_size; /* sizeof (struct baton_device_api), as built */

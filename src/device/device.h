@@ -32,7 +32,8 @@ void device_close(struct device *d); /* NULL and half-built are fine */
 /* Of a device of compiled programs, widths and rows are the program's once that is open. */
 const struct baton_caps *device_caps(const struct device *d);
 
-/* What a device of compiled programs can do, by its name; false for any other name. */
+/* What a device of compiled programs can do, by its name; false for any other name. A plugin says
+ * only after it is opened whether it has fixed widths or is emulated: false for it, too. */
 bool device_static(const char *name, struct baton_caps *out);
 /* The narrowest of a device's programs that takes n rows; 0 where it has none that does. */
 uint32_t device_width(const struct baton_caps *caps, uint32_t n_rows);

@@ -102,22 +102,29 @@ static int copies(const struct plugin_device *d, uint32_t lane, const struct bat
     return 0;
 }
 
+/* Copy [first[l], end) of each layer between the host's pages and the lane. */
+static int move(struct plugin_device *d, bool write, uint32_t lane,
+                const struct baton_kv_view *views, uint32_t n_layers, const uint32_t *first,
+                uint32_t end, struct baton_error *e)
+{
+    struct baton_kv_copy *list;
+    uint32_t n;
+    int rc = device_plugin_alive(d, e);
+    if (rc == 0)
+        rc = copies(d, lane, views, n_layers, first, end, &list, &n, e);
+    if (rc)
+        return rc;
+    rc = write ? device_plugin_result(d, "kv_write", d->api.kv_write(d->theirs, list, n, end, e), e)
+               : device_plugin_result(d, "kv_read", d->api.kv_read(d->theirs, list, n, e), e);
+    free(list);
+    return rc;
+}
+
 int device_plugin_kv_read(struct device *base, uint32_t lane, const struct baton_kv_view *views,
                           uint32_t n_layers, const uint32_t *first, uint32_t end,
                           struct baton_error *e)
 {
-    struct plugin_device *d = of(base);
-    struct baton_kv_copy *list;
-    uint32_t n;
-    int rc = base->caps.lane_kv ? device_plugin_alive(d, e) : 0;
-    if (rc || !base->caps.lane_kv)
-        return rc;
-    rc = copies(d, lane, views, n_layers, first, end, &list, &n, e);
-    if (rc)
-        return rc;
-    rc = device_plugin_result(d, "kv_read", d->api.kv_read(d->theirs, list, n, e), e);
-    free(list);
-    return rc;
+    return base->caps.lane_kv ? move(of(base), false, lane, views, n_layers, first, end, e) : 0;
 }
 
 int device_plugin_kv_write(struct device *base, uint32_t lane, const struct baton_kv_view *views,
@@ -125,17 +132,8 @@ int device_plugin_kv_write(struct device *base, uint32_t lane, const struct bato
                            struct baton_error *e)
 {
     struct plugin_device *d = of(base);
-    struct baton_kv_copy *list;
-    uint32_t n;
-    int rc = base->caps.lane_kv ? device_plugin_alive(d, e) : 0;
-    if (rc || !base->caps.lane_kv)
-        return rc;
-    rc = copies(d, lane, views, n_layers, first, end, &list, &n, e);
-    if (rc)
-        return rc;
-    rc = device_plugin_result(d, "kv_write", d->api.kv_write(d->theirs, list, n, end, e), e);
-    free(list);
-    for (uint32_t l = 0; l < n_layers && rc == 0; l++)
+    int rc = base->caps.lane_kv ? move(d, true, lane, views, n_layers, first, end, e) : 0;
+    for (uint32_t l = 0; l < n_layers && rc == 0 && base->caps.lane_kv; l++)
         d->first[lane * d->program->n_layers + l] = first[l];
     return rc;
 }
@@ -163,8 +161,9 @@ int device_plugin_kv_look(struct device *base, uint32_t lane, struct baton_kv_vi
 bool device_plugin_pin(struct device *base, void *p, size_t bytes)
 {
     struct plugin_device *d = of(base);
-    return d->api.buffer_register && d->api.buffer_unregister &&
-           d->api.buffer_register(d->theirs, p, bytes, NULL) == 0;
+    return d->api.buffer_register && d->api.buffer_unregister && !d->lost &&
+           device_plugin_result(d, "buffer_register",
+                                d->api.buffer_register(d->theirs, p, bytes, NULL), NULL) == 0;
 }
 
 void device_plugin_unpin(struct device *base, void *p)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plugin: devices in shared objects of others, through baton/device.h. plugin.c: opening, weights,
- * programs; plugin_run.c: batches and what is checked of them; plugin_kv.c: lanes and copies. */
+/* plugin: devices in shared objects of others, through baton/device.h. plugin.c: opening, weights;
+ * plugin_program.c: plans and geometry; plugin_run.c: batches and what is checked of them;
+ * plugin_kv.c: lanes and copies. */
 #ifndef DEVICE_PLUGIN_PRIV_H
 #define DEVICE_PLUGIN_PRIV_H
 
@@ -46,6 +47,12 @@ int device_plugin_result(struct plugin_device *d, const char *slot, int rc, stru
 /* 0, or that the device is lost. */
 int device_plugin_alive(const struct plugin_device *d, struct baton_error *e);
 
+/* Ask what it can do, refuse what can't be, and keep it in base.caps. */
+int device_plugin_read_caps(struct plugin_device *d, struct baton_error *e);
+
+int device_plugin_program_open(struct device *d, const struct device_graph *g,
+                               struct device_program **out, struct baton_error *e);
+void device_plugin_program_close(struct device_program *p);
 int device_plugin_submit(struct device_program *p, const struct baton_batch *b, uint64_t *id,
                          struct baton_error *e);
 int device_plugin_wait(struct device_program *p, uint64_t id, uint64_t timeout_ns,
