@@ -285,7 +285,8 @@ struct baton_kv_copy {
  * slot that is NULL or behind struct_size answers BATON_ERR_UNSUPPORTED (or does nothing, where it
  * returns nothing). BATON_ERR_DEVICE_LOST from any slot: every lane is lost, the host calls nothing
  * any more but the slots that return nothing (close, weight_close, program_close, kv_close,
- * lane_release, buffer_free, buffer_unregister). Nothing may be thrown, printed or exited through a slot. */
+ * lane_release, buffer_free, buffer_unregister). Nothing may be thrown, printed or exited through
+ * a slot. */
 struct baton_device_api {
     uint32_t abi_version; /* BATON_DEVICE_ABI that the plugin was built with */
     uint32_t struct_size; /* sizeof (struct baton_device_api), as built */

@@ -16,8 +16,8 @@ import tempfile
 
 ROOT = os.environ["BATON_SOURCE_ROOT"]
 BATON = os.environ["BATON_BINARY"]
-sys.path.insert(0, os.path.join(ROOT, "tests", "e2e"))
-from serve_rig import main, model  # noqa: E402: the runner of cases
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from cases import main
 
 SMALL = os.path.join(ROOT, "tests/golden/edge/gemma3-window8-headdim256")
 TEMP = tempfile.mkdtemp(prefix="baton-audit-")
@@ -25,6 +25,10 @@ SECOND = importlib.util.spec_from_file_location("audit", os.path.join(ROOT, "too
 second = importlib.util.module_from_spec(SECOND)
 sys.dont_write_bytecode = True
 SECOND.loader.exec_module(second)
+
+
+def model(name):
+    return os.path.join(ROOT, "models", name)
 
 
 def baton(status, *args):

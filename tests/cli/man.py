@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 
+sys.path.insert(0, os.path.join(os.environ["BATON_SOURCE_ROOT"], "tests"))
+from cases import Skip, main
+
 folder = sys.argv[1]
-failed = []
 
 
 def words(text):
@@ -44,25 +46,31 @@ def differs(command, source):
     return ""
 
 
-def complaints(path):
+def pages():
+    return sorted(p for p in os.listdir(folder) if p.endswith(".1"))
+
+
+def a_page_for_each_command(rng):
+    text = subprocess.run([os.environ["BATON_BINARY"], "--help"], capture_output=True, text=True).stdout
+    commands = re.findall(r"^  (\S+) ", text, re.M)
+    assert pages() == sorted(["baton.1"] + [f"baton-{c}.1" for c in commands]), commands
+
+
+def pages_say_what_help_says(rng):
+    for name in pages():
+        source = open(os.path.join(folder, name), encoding="utf-8").read()
+        command = re.fullmatch(r"baton(?:-(\w+))?\.1", name)[1]
+        why = differs([command] if command else [], source)
+        assert not why, f"{name}: {why}"
+
+
+def groff_takes_them(rng):
     if not shutil.which("groff"):
-        return ""
-    r = subprocess.run(["groff", "-man", "-ww", "-Tutf8", "-z", path], capture_output=True, text=True)
-    return r.stderr
+        raise Skip("groff is not there")
+    for name in pages():
+        r = subprocess.run(["groff", "-man", "-ww", "-Tutf8", "-z", os.path.join(folder, name)],
+                           capture_output=True, text=True)
+        assert not r.stderr, r.stderr
 
 
-pages = sorted(os.listdir(folder))
-pages = [p for p in pages if p.endswith(".1")]
-help_text = subprocess.run([os.environ["BATON_BINARY"], "--help"], capture_output=True, text=True).stdout
-commands = re.findall(r"^  (\S+) ", help_text, re.M)
-if pages != sorted(["baton.1"] + [f"baton-{c}.1" for c in commands]):
-    failed.append(f"pages {pages} for commands {commands}")
-for name in pages:
-    source = open(os.path.join(folder, name), encoding="utf-8").read()
-    command = re.fullmatch(r"baton(?:-(\w+))?\.1", name)[1]
-    for why in (differs([command] if command else [], source), complaints(os.path.join(folder, name))):
-        if why:
-            failed.append(f"{name}: {why}")
-print(f"{len(pages)} pages" + ("" if shutil.which("groff") else ", groff is not there"))
-print(*failed, sep="\n")
-sys.exit(1 if failed else 0)
+main([a_page_for_each_command, pages_say_what_help_says, groff_takes_them])

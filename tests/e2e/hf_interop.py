@@ -24,19 +24,15 @@ import sys
 import tempfile
 import warnings
 
-if os.environ.get("BATON_PYTHON") and "BATON_INTEROP_AGAIN" not in os.environ:
-    os.environ["BATON_INTEROP_AGAIN"] = "1"
-    os.execv(os.environ["BATON_PYTHON"], [os.environ["BATON_PYTHON"]] + sys.argv)
+sys.path.insert(0, os.path.join(os.environ["BATON_SOURCE_ROOT"], "tests"))
+from cases import need
+
+need("torch", "transformers", "safetensors")
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", PYTHONWARNINGS="ignore")
-try:
-    import torch
-    import transformers
-    from safetensors.torch import load_file, save_file
-    from transformers import AutoModelForCausalLM, DynamicCache
-except ImportError as why:
-    must = os.environ.get("BATON_PYTHON") or os.environ.get("BATON_REQUIRE_PYTHON") == "1"
-    print(f"{'FAILED' if must else 'skipped'}: {why}")
-    sys.exit(1 if must else 77)
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, DynamicCache
 
 ROOT = os.environ["BATON_SOURCE_ROOT"]
 BATON = os.environ["BATON_BINARY"]

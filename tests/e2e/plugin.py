@@ -8,12 +8,13 @@ installed headers, the library and pkg-config, nothing else. SANITIZE is meson's
 """
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
+
+sys.path.insert(0, os.path.join(os.environ["BATON_SOURCE_ROOT"], "tests"))
+from cases import main
 
 ROOT, BATON = os.environ["BATON_SOURCE_ROOT"], os.environ["BATON_BINARY"]
 BUILD, SANITIZE = sys.argv[1:3]
@@ -95,6 +96,12 @@ def refused(plugin, folder):
         assert p.returncode in (2, 3) and words in p.stderr, (name, p.returncode, p.stderr)
 
 
+def window(plugin, rng):
+    """Copies are whole grains; what a local layer holds begins within one, and is read back so."""
+    call(BATON, "check", "-m", f"{ROOT}/tests/golden/edge/gemma3-window8-headdim256", "--prefill", "cpu",
+         "--decode", f"{plugin},kv=own", "--tokens", str(rng.randrange(20, 80)), "-n", "2", "--repeats", "1", "-q")
+
+
 def embed(program, lib, plugin):
     env = {**os.environ, "LD_LIBRARY_PATH": lib}
     model = f"{ROOT}/models/qwen3-tiny"
@@ -109,27 +116,9 @@ def embed(program, lib, plugin):
     assert "/no/model" in err, err
 
 
-def main():
-    seed = int(os.environ.get("BATON_TEST_SEED") or random.randrange(1 << 32))
-    print(f"BATON_TEST_SEED={seed}", flush=True)
-    rng = random.Random(seed)
-    failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        plugin, program, lib = build(folder)
-        cases = [("route_" + m, lambda m=m: route(m, plugin, rng))
-                 for m in ("qwen3-tiny", "koni-tiny", "gemma3-tiny")]
-        cases += [("broken", lambda: broken(plugin, rng)),
-                  ("refused", lambda: refused(plugin, folder)), ("embed", lambda: embed(program, lib, plugin))]
-        for name, case in cases:
-            print(f"[ RUN      ] {name}", flush=True)
-            try:
-                case()
-                print(f"[       OK ] {name}", flush=True)
-            except Exception:  # a broken case must not hide the others
-                traceback.print_exc(file=sys.stdout)
-                print(f"[  FAILED  ] {name}", flush=True)
-                failed += 1
-    return failed != 0
-
-
-sys.exit(main())
+with tempfile.TemporaryDirectory() as temp:
+    sample, embedding, libraries = build(temp)
+    main([("route_" + m, lambda rng, m=m: route(m, sample, rng)) for m in ("qwen3-tiny", "koni-tiny", "gemma3-tiny")] +
+         [("broken", lambda rng: broken(sample, rng)), ("window", lambda rng: window(sample, rng)),
+          ("refused", lambda rng: refused(sample, temp)),
+          ("embed", lambda rng: embed(embedding, libraries, sample))])

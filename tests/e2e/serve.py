@@ -11,11 +11,14 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 
-from serve_rig import BATON, PATIENCE, Server, Skip, main, model, native, slow_socket
+sys.path.insert(0, os.path.join(os.environ["BATON_SOURCE_ROOT"], "tests"))
+from cases import Skip, main
+from serve_rig import BATON, PATIENCE, Server, model, native, slow_socket
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = {"prompt": [5, 6, 7, 8], "max_tokens": 4000, "ignore_eos": True, "temperature": 0, "stream": True}

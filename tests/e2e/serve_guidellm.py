@@ -13,17 +13,11 @@ import subprocess
 import sys
 import tempfile
 
-if os.environ.get("BATON_PYTHON") and "BATON_GUIDELLM_AGAIN" not in os.environ:
-    os.environ["BATON_GUIDELLM_AGAIN"] = "1"
-    os.execv(os.environ["BATON_PYTHON"], [os.environ["BATON_PYTHON"]] + sys.argv)
-from importlib.util import find_spec
+sys.path.insert(0, os.path.join(os.environ["BATON_SOURCE_ROOT"], "tests"))
+from cases import main, need
 
-if not find_spec("guidellm"):
-    must = os.environ.get("BATON_PYTHON") or os.environ.get("BATON_REQUIRE_PYTHON") == "1"
-    print(f"{'FAILED' if must else 'skipped'}: no package guidellm")
-    sys.exit(1 if must else 77)
-
-from serve_rig import PATIENCE, Server, main, model
+need("guidellm")
+from serve_rig import PATIENCE, Server, model
 
 MODEL = "qwen3-tiny"
 REQUESTS, PROMPT, OUTPUT = 12, 32, 8

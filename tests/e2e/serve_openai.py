@@ -11,17 +11,13 @@ import os
 import sys
 import tempfile
 
-if os.environ.get("BATON_PYTHON") and "BATON_OPENAI_AGAIN" not in os.environ:
-    os.environ["BATON_OPENAI_AGAIN"] = "1"
-    os.execv(os.environ["BATON_PYTHON"], [os.environ["BATON_PYTHON"]] + sys.argv)
-try:
-    import openai
-except ImportError as why:
-    must = os.environ.get("BATON_PYTHON") or os.environ.get("BATON_REQUIRE_PYTHON") == "1"
-    print(f"{'FAILED' if must else 'skipped'}: {why}")
-    sys.exit(1 if must else 77)
+sys.path.insert(0, os.path.join(os.environ["BATON_SOURCE_ROOT"], "tests"))
+from cases import main, need
 
-from serve_rig import Server, main, native
+need("openai")
+import openai
+
+from serve_rig import Server, native
 
 MODEL = "gemma3-tiny"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

@@ -5,12 +5,16 @@ usage: serve_page.py (BATON_BINARY: the program, BATON_SOURCE_ROOT: the tree)
 """
 import base64
 import hashlib
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 
-from serve_rig import Server, Skip, main
+sys.path.insert(0, os.path.join(os.environ["BATON_SOURCE_ROOT"], "tests"))
+from cases import Skip, main
+from serve_rig import Server
 
 STATUS, COMPLETIONS = "/baton/v1/status", "/v1/completions"
 EVIL = "<script>document.title='run'</script>"

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server under test, its clients and the cases' report; shared by the serve_*.py tests."""
+"""A server under test and its clients; shared by the serve_*.py tests."""
 import http.client
 import json
 import os
-import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-import traceback
 
 ROOT = os.environ["BATON_SOURCE_ROOT"]
 BATON = os.environ["BATON_BINARY"]
@@ -125,27 +123,3 @@ def slow_socket(server, path, body):
     s.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
               % (path.encode(), len(data), data))
     return s
-
-
-class Skip(Exception):
-    """Why a case can't run here."""
-
-
-def main(cases):
-    """Run the cases, reported as cmocka does."""
-    seed = int(os.environ.get("BATON_TEST_SEED", time.time_ns() % 2**32))
-    print(f"BATON_TEST_SEED={seed}")
-    failed = 0
-    for case in cases:
-        print(f"[ RUN      ] {case.__name__}", flush=True)
-        try:
-            case(random.Random(seed))
-            print(f"[       OK ] {case.__name__}", flush=True)
-        except Skip as why:
-            print(why)
-            print(f"[  SKIPPED ] {case.__name__}", flush=True)
-        except Exception:  # a broken case must not hide the others
-            traceback.print_exc(file=sys.stdout)
-            print(f"[  FAILED  ] {case.__name__}", flush=True)
-            failed += 1
-    sys.exit(1 if failed else 0)

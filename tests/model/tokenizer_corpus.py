@@ -16,18 +16,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
-# A venv's python is a link to the one that made it: the paths' targets say nothing.
-if os.environ.get("BATON_PYTHON") and "BATON_CORPUS_AGAIN" not in os.environ:
-    os.environ["BATON_CORPUS_AGAIN"] = "1"
-    os.execv(os.environ["BATON_PYTHON"], [os.environ["BATON_PYTHON"]] + sys.argv)
-try:
-    import tokenizers
-    from tokenizers import Tokenizer
-except ImportError as why:
-    print(f"{'FAILED' if os.environ.get('BATON_PYTHON') else 'skipped'}: {why}")
-    sys.exit(1 if os.environ.get("BATON_PYTHON") else 77)
+sys.path.insert(0, os.path.join(os.environ["BATON_SOURCE_ROOT"], "tests"))
+from cases import need, seeded
+
+need("tokenizers")
+import tokenizers
+from tokenizers import Tokenizer
 
 WORDS = """the quick brown fox jumps over lazy dog Hello World it's don't I'LL we've THEY'RE you'd
 def return for while int main void struct static const import self None True {} [] () => -> :: ;; //
@@ -336,9 +331,8 @@ def unpack(folder, out):
 def main():
     tool = sys.argv[1]
     n = int(sys.argv[2]) if len(sys.argv) > 2 else 1500
-    seed = int(os.environ.get("BATON_TEST_SEED") or time.time_ns())
-    print(f"BATON_TEST_SEED={seed} tokenizers {tokenizers.__version__}", flush=True)
-    r = random.Random(seed)
+    print(f"tokenizers {tokenizers.__version__}")
+    r = seeded()
     root = os.environ.get("BATON_SOURCE_ROOT", ".")
     for name in ("qwen3-tiny", "koni-tiny", "gemma3-tiny"):
         compare(name, tool, os.path.join(root, "models", name), r, n)

@@ -19,24 +19,20 @@ import tempfile
 import threading
 import warnings
 
-if os.environ.get("BATON_PYTHON") and "BATON_WORKER_AGAIN" not in os.environ:
-    os.environ["BATON_WORKER_AGAIN"] = "1"
-    os.execv(os.environ["BATON_PYTHON"], [os.environ["BATON_PYTHON"]] + sys.argv)
+sys.path.insert(0, os.path.join(os.environ["BATON_SOURCE_ROOT"], "tests"))
+from cases import need
+
+need("torch", "transformers", "safetensors", "numpy")
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", PYTHONWARNINGS="ignore")
 ROOT = os.environ["BATON_SOURCE_ROOT"]
 BATON = os.environ["BATON_BINARY"]
 sys.path.insert(0, f"{ROOT}/python")
-try:
-    import torch
-    import transformers
-    from safetensors.torch import load_file
-    from baton_worker import consumer, producer, wire
-    from baton_worker.backend import open_backend
-    from baton_worker.identity import read_identity
-except ImportError as why:
-    must = os.environ.get("BATON_PYTHON") or os.environ.get("BATON_REQUIRE_PYTHON") == "1"
-    print(f"{'FAILED' if must else 'skipped'}: {why}")
-    sys.exit(1 if must else 77)
+import torch
+import transformers
+from safetensors.torch import load_file
+from baton_worker import consumer, producer, wire
+from baton_worker.backend import open_backend
+from baton_worker.identity import read_identity
 
 STEPS = 32
 MARGIN = 0.4  # from which bf16 devices must agree
