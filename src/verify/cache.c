@@ -23,9 +23,10 @@ static uint32_t retained_first(const struct kv_geometry *g, uint32_t layer, uint
 
 /* ---- positions ---------------------------------------------------------------------------- */
 
-static bool slid(const struct baton_kv_view *v)
+/* One region of rows that holds the newest positions; no block table. */
+static bool windowed(const struct baton_kv_layout *l)
 {
-    return v->layout->kind == BATON_KV_SLID;
+    return l->kind == BATON_KV_RING || l->kind == BATON_KV_SLID;
 }
 
 static int32_t block_of(const struct baton_kv_view *v, uint32_t position)
@@ -59,7 +60,7 @@ static void check_positions(const struct engine_look *look, uint32_t layer, uint
     }
     if (first == end)
         return;
-    if (slid(v)) {
+    if (windowed(v->layout)) { /* where there is a row for each, no two share one */
         if (end - first > v->layout->rows)
             snprintf(why, size, "layer %u has %u rows for positions [%u, %u)", layer,
                      v->layout->rows, first, end);
@@ -75,16 +76,25 @@ static void check_positions(const struct engine_look *look, uint32_t layer, uint
 
 /* ---- elements ----------------------------------------------------------------------------- */
 
-/* The address formula of baton/device.h for pages and for slid windows. */
+/* In which row of its block or region a position lies. */
+static int64_t row_of(const struct baton_kv_view *v, uint32_t position)
+{
+    const struct baton_kv_layout *l = v->layout;
+    if (l->kind == BATON_KV_RING)
+        return position % l->rows;
+    if (l->kind == BATON_KV_SLID) /* the oldest in the first row */
+        return position - (v->end > l->rows ? v->end - l->rows : 0);
+    return position % l->block;
+}
+
+/* The address formula of baton/device.h, written down a second time. */
 static const uint8_t *element(const struct baton_kv_view *v, enum kv_which which, uint32_t position,
                               uint32_t head, uint32_t dim)
 {
     const struct baton_kv_layout *l = v->layout;
-    uint32_t oldest = v->end > l->rows ? v->end - l->rows : 0; /* slid: in the first row */
-    int64_t row = slid(v) ? position - oldest : position % l->block;
-    int64_t block = slid(v) ? 0 : block_of(v, position) * l->stride_block;
+    int64_t block = windowed(l) ? 0 : block_of(v, position) * l->stride_block;
     return (which == KV_K ? v->k : v->v) + block + (int64_t)head * l->stride_head +
-           row * l->stride_position + (int64_t)dim * l->stride_dim;
+           row_of(v, position) * l->stride_position + (int64_t)dim * l->stride_dim;
 }
 
 static void copy_slot(const struct baton_kv_view *v, enum kv_which which, struct verify_slot *slot)
@@ -117,10 +127,10 @@ static int check_layout(const struct engine_look *look, uint32_t layer, struct b
     const struct baton_kv_layout *l = look->views[layer].layout;
     const struct kv_geometry *g = look->geometry;
     bool paged = l->kind == BATON_KV_PAGED && l->block > 0;
-    if ((!paged && l->kind != BATON_KV_SLID) || l->dtype == BATON_I8)
+    if ((!paged && !(windowed(l) && l->rows > 0)) || l->dtype == BATON_I8)
         return base_fail(e, BATON_ERR_UNSUPPORTED,
-                         "layer %u: the checker reads pages and slid windows of f32, f16 and "
-                         "bf16; this is kind %u of dtype %u",
+                         "layer %u: the checker reads pages, rings and slid windows of f32, f16 "
+                         "and bf16; this is kind %u of dtype %u",
                          layer, l->kind, l->dtype);
     if (l->kv_heads != g->kv_heads || l->head_dim != g->head_dim || l->dtype != g->dtype)
         return base_fail(e, BATON_ERR_MISMATCH, "layer %u: its layout is not of this model", layer);

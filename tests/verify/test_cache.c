@@ -292,6 +292,135 @@ static void wrong_positions(void **state)
     scene_close(&s);
 }
 
+/* ---- rings and slid windows --------------------------------------------------------------- */
+
+/* Local layer 1 of a scene, in one region of rows as devices keep it. */
+struct window {
+    struct baton_kv_layout layout;
+    uint8_t *memory;
+    size_t row, bytes; /* of one position, all heads; of K */
+};
+
+/* Moves the layer's pages there; rows that hold nothing are 0xCC. */
+static void window_open(struct window *w, struct scene *s, enum baton_kv_kind kind, uint32_t rows)
+{
+    struct baton_error e;
+    const uint32_t width = s->g.dtype == BATON_F32 ? 4 : 2, pad = test_range(&seed, 0, 3);
+    const struct baton_kv_view from = s->views[1];
+    uint32_t dim = s->g.head_dim + pad;
+    bool token_major = test_range(&seed, 0, 1);
+    w->row = (size_t)s->g.kv_heads * dim * width;
+    w->bytes = rows * w->row;
+    w->memory = malloc(2 * w->bytes);
+    memset(w->memory, 0xCC, 2 * w->bytes);
+    w->layout = (struct baton_kv_layout){
+        .version = 1,
+        .dtype = (uint8_t)s->g.dtype,
+        .kind = (uint8_t)kind,
+        .joint = 1,
+        .alignment = 1,
+        .kv_heads = s->g.kv_heads,
+        .head_dim = s->g.head_dim,
+        .head_dim_padded = dim,
+        .rows = rows,
+        .stride_kv = (int64_t)w->bytes,
+        .stride_head = (int64_t)dim * width * (token_major ? 1 : rows),
+        .stride_position = (int64_t)dim * width * (token_major ? s->g.kv_heads : 1),
+        .stride_dim = width,
+    };
+    s->views[1] = (struct baton_kv_view){.layout = &w->layout,
+                                         .k = w->memory,
+                                         .v = w->memory + w->bytes,
+                                         .first = from.first,
+                                         .end = s->n};
+    for (int which = 0; which < 2; which++)
+        test_ok(kv_copy(&s->views[1], &from, which, from.first, s->n - from.first, &e), &e);
+}
+
+/* What lies in the row that follows moves into each row: all positions off by one. */
+static void window_turn(struct window *w, const struct scene *s)
+{
+    uint32_t rows = w->layout.rows;
+    size_t step = (size_t)w->layout.stride_position;
+    bool token_major = step == w->row;
+    uint32_t heads = token_major ? 2 : 2 * s->g.kv_heads; /* runs of rows, K and V */
+    size_t run = token_major ? w->bytes : step * rows;
+    for (uint32_t i = 0; i < heads; i++) {
+        uint8_t *p = w->memory + i * run, *first = malloc(step);
+        memcpy(first, p, step);
+        memmove(p, p + step, run - step);
+        memcpy(p + run - step, first, step);
+        free(first);
+    }
+}
+
+static void reads_windows(void **state)
+{
+    for (int round = 0; round < 60; round++) {
+        struct scene s;
+        struct window w;
+        uint32_t n = test_range(&seed, 1, 300);
+        enum baton_kv_kind kind = round % 2 ? BATON_KV_RING : BATON_KV_SLID;
+        scene_open(&s, random_dtype(), n, 70);
+        /* one row for each retained position at least; more, as a chunk's first query needs */
+        uint32_t least = n - first_of(&s.g, 1, n), rows = least + test_range(&seed, 0, 40);
+        struct verify_cache *want = read_scene(&s, BATON_CONSUMER);
+        window_open(&w, &s, kind, rows);
+        struct verify_cache *have = read_scene(&s, BATON_CONSUMER);
+        struct verify_diff d = compare(have, want);
+        assert_true(have->positions_ok && d.positions_ok && !d.found);
+        assert_int_equal(d.slots_exact, d.slots_total);
+        verify_cache_free(have);
+        /* every row in another's place: the positions say nothing, the content does */
+        window_turn(&w, &s);
+        have = read_scene(&s, BATON_CONSUMER);
+        d = compare(have, want);
+        if (rows > 1 && !(d.found && d.first.layer == 1 && d.slots_exact == d.slots_total - 2))
+            fail_msg("kind %d, %u rows, %u tokens: a turned window passes", kind, rows, n);
+        verify_cache_free(have);
+        verify_cache_free(want);
+        free(w.memory);
+        scene_close(&s);
+    }
+}
+
+/* A ring of one row too few has overwritten its oldest position; one whose view says more or less
+ * than it must is refused by name. */
+static void wrong_windows(void **state)
+{
+    const enum baton_kv_kind kinds[] = {BATON_KV_RING, BATON_KV_SLID};
+    for (int i = 0; i < 2; i++) {
+        struct scene s;
+        struct window w;
+        scene_open(&s, BATON_BF16, 200, 70);
+        window_open(&w, &s, kinds[i], 69);
+        struct verify_cache *c = read_scene(&s, BATON_CONSUMER);
+        assert_true(c->positions_ok && c->slots[2].first == 131 && c->slots[2].n == 69);
+        verify_cache_free(c);
+        w.layout.rows = 68;
+        expect_bad(&s, BATON_CONSUMER, "layer 1 has 68 rows for positions [131, 200)");
+        w.layout.rows = 69;
+        s.views[1].end++;
+        expect_bad(&s, BATON_CONSUMER, "layer 1 holds positions [131, 201), not [131, 200)");
+        s.views[1].end--;
+        s.views[1].first = 130;
+        expect_bad(&s, BATON_CONSUMER, "layer 1 holds positions [130, 200)");
+        s.views[1].first = 131;
+        c = read_scene(&s, BATON_CONSUMER);
+        /* position 140: in row 140 % 69 of a ring, in row 140 - 131 of a window that slid */
+        uint32_t row = kinds[i] == BATON_KV_RING ? 2 : 9;
+        w.memory[row * w.layout.stride_position] ^= 1;
+        struct verify_cache *have = read_scene(&s, BATON_CONSUMER);
+        struct verify_diff d = compare(have, c);
+        assert_true(d.found && d.elements == 1 && d.first.layer == 1 && d.first.position == 140);
+        assert_true(d.first.which == KV_K && d.first.head == 0 && d.first.dim == 0);
+        verify_cache_free(have);
+        verify_cache_free(c);
+        free(w.memory);
+        scene_close(&s);
+    }
+}
+
 /* Two blocks of a table exchanged: every position is there, at another place. */
 static void exchanged_blocks(void **state)
 {
@@ -327,9 +456,11 @@ static void other_models(void **state)
         .caps = &s.caps, .geometry = &s.g, .views = s.views, .n_tokens = s.n};
     test_fails(verify_cache_read(&look, &c, &e), BATON_ERR_MISMATCH, "layout", &e);
     s.g.head_dim--;
-    struct baton_kv_layout ring = *s.views[0].layout;
-    ring.kind = BATON_KV_RING;
-    s.views[0].layout = &ring;
+    struct baton_kv_layout other = *s.views[0].layout;
+    other.kind = 4;
+    s.views[0].layout = &other;
+    test_fails(verify_cache_read(&look, &c, &e), BATON_ERR_UNSUPPORTED, "slid windows", &e);
+    other.kind = BATON_KV_RING; /* of no rows */
     test_fails(verify_cache_read(&look, &c, &e), BATON_ERR_UNSUPPORTED, "slid windows", &e);
     assert_null(c);
     verify_cache_free(a);
@@ -343,6 +474,7 @@ int main(void)
         cmocka_unit_test(reads_what_is_there), cmocka_unit_test(finds_a_flip),
         cmocka_unit_test(rounds_once),         cmocka_unit_test(not_finite),
         cmocka_unit_test(wrong_positions),     cmocka_unit_test(exchanged_blocks),
+        cmocka_unit_test(reads_windows),       cmocka_unit_test(wrong_windows),
         cmocka_unit_test(other_models)};
     seed = test_seed();
     return cmocka_run_group_tests_name("verify cache", tests, NULL, NULL);
