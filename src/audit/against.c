@@ -53,33 +53,44 @@ struct json_t *audit_against(const struct json_t *raw, const struct json_t *earl
     return json_null();
 }
 
-static const char *raw_file(const json_t *line, const char *name)
+int audit_cases(const char *path, struct json_t **lines, struct baton_error *e)
 {
-    const char *of = json_string_value(json_object_get(line, "name"));
-    const json_t *raw = json_object_get(line, "raw");
-    if (strcmp(audit_line_kind(line), "case") || !of || strcmp(of, name))
-        return NULL;
-    return json_string_value(json_object_get(raw, "file"));
+    char last[65];
+    struct baton_error why;
+    int rc = audit_lines_read(path, lines, last, &why);
+    if (rc == BATON_ERR_IO) /* a folder that the user named */
+        rc = BATON_ERR_INPUT;
+    return rc ? base_fail(e, rc, "%s", why.text) : 0;
+}
+
+int audit_case_raw(const char *path, const struct json_t *line, struct json_t **out,
+                   struct baton_error *e)
+{
+    const char *file = json_string_value(json_object_get(json_object_get(line, "raw"), "file"));
+    *out = NULL;
+    if (!file)
+        return 0;
+    char *full = base_path_join(path, file, e);
+    int rc = full ? base_json_load(full, AUDIT_FILE_LIMIT, out, e) : BATON_ERR_INPUT;
+    free(full);
+    return rc;
 }
 
 int audit_find_raw(const char *path, const char *name, struct json_t **out, struct baton_error *e)
 {
     json_t *lines = NULL;
-    char last[65];
-    const char *file = NULL;
-    int rc = audit_lines_read(path, &lines, last, e);
+    const json_t *found = NULL;
+    int rc = audit_cases(path, &lines, e);
     *out = NULL;
-    if (rc == BATON_ERR_IO) /* a folder that the user named */
-        rc = e->code = BATON_ERR_INPUT;
     for (size_t i = 0; rc == 0 && i < json_array_size(lines); i++) {
-        const char *f = raw_file(json_array_get(lines, i), name);
-        file = f ? f : file;
+        const json_t *line = json_array_get(lines, i);
+        const char *of = json_string_value(json_object_get(line, "name"));
+        if (!strcmp(audit_line_kind(line), "case") && of && !strcmp(of, name) &&
+            json_is_object(json_object_get(line, "raw")))
+            found = line;
     }
-    if (file) {
-        char *full = base_path_join(path, file, e);
-        rc = full ? base_json_load(full, AUDIT_FILE_LIMIT, out, e) : BATON_ERR_INPUT;
-        free(full);
-    }
+    if (found)
+        rc = audit_case_raw(path, found, out, e);
     json_decref(lines);
     return rc;
 }

@@ -114,6 +114,12 @@ void audit_report_free(struct audit_report *r);
 /* The outputs of two raw documents, as `--against` compares them: null where nothing differs, else
  * a sentence. A new reference. */
 struct json_t *audit_against(const struct json_t *raw, const struct json_t *earlier);
+/* All lines of a folder's cases.jsonl, whose chain must hold: an array that the caller drops. */
+int audit_cases(const char *path, struct json_t **lines, struct baton_error *e);
+/* The raw document that a line names; *out is NULL where it names none. Its hash is not looked at:
+ * audit_folder does. */
+int audit_case_raw(const char *path, const struct json_t *line, struct json_t **out,
+                   struct baton_error *e);
 /* The raw document of the last attempt of that name in a folder whose chain holds; *out is NULL
  * where there is none. */
 int audit_find_raw(const char *path, const char *name, struct json_t **out, struct baton_error *e);

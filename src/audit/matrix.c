@@ -393,6 +393,16 @@ static int visit(struct matrix *x, const struct audit_matrix_consumer *consumer,
     return rc;
 }
 
+/* Evidence is shown to others: the model's name stands where an error quotes its path. */
+static void hide_path(struct baton_error *e, const struct audit_matrix_model *m)
+{
+    const struct baton_error said = *e;
+    const char *at = strstr(said.text, m->path);
+    if (at)
+        base_fail(e, said.code, "%.*s%s%s", (int)(at - said.text), said.text, m->name,
+                  at + strlen(m->path));
+}
+
 static void open_model(struct matrix *x)
 {
     const struct baton_model_options mo = {.struct_size = sizeof mo, .path = x->entry->path};
@@ -404,6 +414,7 @@ static void open_model(struct matrix *x)
     for (uint32_t i = 0; i < x->config->n_prompts && rc == 0; i++)
         rc = verify_prompt_lookup(x->model, x->config->lengths[i], &x->prompts[i], &x->why);
     if (rc) {
+        hide_path(&x->why, x->entry);
         baton_model_close(x->model);
         x->model = NULL;
     }
