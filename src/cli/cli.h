@@ -29,6 +29,7 @@ int cli_devices(int argc, char **argv);
 int cli_probe(int argc, char **argv); /* 1 also where a probe fails */
 int cli_kv(int argc, char **argv);
 int cli_serve(int argc, char **argv);   /* returns after a signal has stopped it */
+int cli_proxy(int argc, char **argv);   /* the same */
 int cli_check(int argc, char **argv);   /* 1 also where the handoff was made and does not hold */
 int cli_matrix(int argc, char **argv);  /* 1 also where a cell fails */
 int cli_quality(int argc, char **argv); /* 1 also where an answer is not what it must be */

@@ -14,6 +14,7 @@ static const struct {
 } commands[] = {
     {"run", "answer one prompt: prefill in one process, decode in another", cli_run},
     {"serve", "answer over HTTP as the OpenAI API does, many requests at once", cli_serve},
+    {"proxy", "one OpenAI API in front of prefill and decode servers", cli_proxy},
     {"check", "read a handed-over cache back and compare it, its tokens and its logits", cli_check},
     {"probe", "find where a device computes a model's cache wrongly, and why", cli_probe},
     {"matrix", "models x routes x consumers: what passes, what fails, what was not run",

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -175,6 +176,8 @@ void serve_drain(struct serve *s, bool (*hurry)(void *ctx), void *ctx)
     atomic_store(&s->draining, true);
     if (s->listen_fd < 0)
         s->listen_fd = MHD_quiesce_daemon(s->daemon);
+    if (s->listen_fd >= 0) /* who comes now is refused at once, and may ask another server */
+        shutdown(s->listen_fd, SHUT_RDWR);
     /* What is answered may still be on its way to a client that reads; one that does not read is
      * not waited for. */
     for (;;) {

@@ -23,9 +23,11 @@ class Server:
     """`baton serve` on a free port. Closing it asserts that it ended well and left nothing."""
 
     def __init__(self, name="gemma3-tiny", *args):
-        self.process = subprocess.Popen(
-            [BATON, "serve", "-m", model(name), "--port", "0", "--json", *args], text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.start([BATON, "serve", "-m", model(name), "--port", "0", "--json", *args])
+
+    def start(self, command):
+        self.process = subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         line = ""
         while "serving" not in line:
             line = self.process.stderr.readline()
@@ -69,8 +71,8 @@ class Server:
 
     def metric(self, name, **labels):
         for line in self.good("/metrics").splitlines():
-            m = re.match(r"([\w:]+)\{(.*)\} (\S+)$", line)
-            if m and m[1] == name and all(f'{k}="{v}"' in m[2] for k, v in labels.items()):
+            m = re.match(r"([\w:]+)(?:\{(.*)\})? (\S+)$", line)
+            if m and m[1] == name and all(f'{k}="{v}"' in (m[2] or "") for k, v in labels.items()):
                 return float(m[3])
         raise AssertionError(f"no metric {name} {labels}")
 
