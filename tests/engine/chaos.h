@@ -70,6 +70,7 @@ static inline void chaos_model_open(struct chaos_model *c, uint32_t ctx, uint64_
 struct chaos_book {
     uint64_t verified, local, cancelled; /* finished; finished without the producer; stopped here */
     uint64_t failed[CHAOS_CODES];        /* by minus the code */
+    uint64_t never;                      /* its producer went before there was a ticket to pull */
     uint64_t landed;                     /* of verified: through shared memory */
 };
 
@@ -81,18 +82,29 @@ static inline uint64_t chaos_book_failed(const struct chaos_book *b)
     return n;
 }
 
+static inline void chaos_book_add(struct chaos_book *to, const struct chaos_book *b)
+{
+    to->verified += b->verified;
+    to->local += b->local;
+    to->cancelled += b->cancelled;
+    to->never += b->never;
+    to->landed += b->landed;
+    for (uint32_t i = 0; i < CHAOS_CODES; i++)
+        to->failed[i] += b->failed[i];
+}
+
 static inline uint64_t chaos_book_all(const struct chaos_book *b)
 {
-    return b->verified + b->local + b->cancelled + chaos_book_failed(b);
+    return b->verified + b->local + b->cancelled + b->never + chaos_book_failed(b);
 }
 
 static inline void chaos_book_print(const struct chaos_book *b)
 {
     print_message("%llu handed over (%llu through shared memory), %llu prefilled locally instead, "
-                  "%llu cancelled at the end that looks, %llu failed:",
+                  "%llu cancelled at the end that looks, %llu never ticketed, %llu failed:",
                   (unsigned long long)b->verified, (unsigned long long)b->landed,
                   (unsigned long long)b->local, (unsigned long long)b->cancelled,
-                  (unsigned long long)chaos_book_failed(b));
+                  (unsigned long long)b->never, (unsigned long long)chaos_book_failed(b));
     for (uint32_t i = 0; i < CHAOS_CODES; i++)
         if (b->failed[i])
             print_message(" %s %llu", base_code_name(-(int)i), (unsigned long long)b->failed[i]);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many handoffs with random aborts, kills and faults: no wrong token, a reason for every failure,
- * and nothing is left at the end.
+ * and nothing is left at the end. Pushes here, ticketed pulls in chaos_pull.c, half of them each.
  *
  *     test_engine_chaos [-n HANDOFFS] [-s SEED]
  *
@@ -12,40 +12,18 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "chaos.h"
-#include "transport/transport.h"
+#include "chaos_deeds.h"
 
-#define CTX 576u      /* of engines: the longest prompt and its output */
-#define WAVE 16u      /* at most so many requests of a pair */
 #define IN_PROCESS 8u /* one handoff in so many is between two processes */
 #define PARKED 8u     /* stalled pairs that wait for their death side by side: 10 s each */
 
-struct chaos {
-    uint64_t n, seed;      /* as asked for */
-    uint64_t random, unit; /* unit: ns of a handoff here, as measured so far */
-    struct chaos_model models[2];
-    struct chaos_book book;
-    uint64_t next_id;
-    uint32_t pairs[8], processes[8]; /* by enum fault, enum deed_to_process */
-};
-
-/* A random moment of the next `handoffs` handoffs. */
-static void pause_somewhere(struct chaos *c, uint64_t handoffs)
-{
-    base_sleep_ns(test_random(&c->random) % (c->unit * handoffs + 1));
-}
-
-static struct chaos_model *any_model(struct chaos *c)
-{
-    return &c->models[test_range(&c->random, 0, 15) == 0];
-}
-
 /* ---- two engines in this process ------------------------------------------------------------ */
 
-enum fault { CALM, SHORT, FLIP, CUT, STALL, CLOSE_PRODUCER, CLOSE_CONSUMER, N_FAULTS };
-static const char *const fault_names[N_FAULTS] = {
-    "undisturbed", "short moves",     "a bit flipped",  "cut",
-    "stalled",     "producer closed", "consumer closed"};
+/* Of so many handoffs. */
+static uint64_t pushes(uint64_t n)
+{
+    return n - n / 2;
+}
 
 /* What is done to one request. ALONE: the other end never asks for it. */
 enum deed { LET_BE, CANCEL_PRODUCER, CANCEL_CONSUMER, REFUSE, ALONE_PRODUCER, ALONE_CONSUMER };
@@ -65,54 +43,6 @@ struct pair {
     uint32_t n;
     struct item items[WAVE];
 };
-
-/* Both ends of a stream of any kind, one of them faulty where a fault is due. */
-static void open_link(struct chaos *c, enum fault fault, struct transport *ends[2])
-{
-    static const enum transport_fault faults[] = {[SHORT] = TRANSPORT_FAULT_SHORT,
-                                                  [FLIP] = TRANSPORT_FAULT_FLIP,
-                                                  [CUT] = TRANSPORT_FAULT_CUT,
-                                                  [STALL] = TRANSPORT_FAULT_STALL};
-    struct transport *faulty;
-    struct baton_error e;
-    uint32_t kind = test_range(&c->random, 0, 2);
-    int fds[2];
-    if (kind == 0) {
-        test_ok(transport_inproc_pair(test_range(&c->random, 64, 1u << 18), &ends[0], &ends[1], &e),
-                &e);
-    } else {
-        test_ok(kind == 1 ? transport_socketpair(fds, &e) : transport_tcp_pair(fds, &e), &e);
-        for (int i = 0; i < 2; i++)
-            test_ok(transport_fd_open(fds[i], &ends[i], &e), &e);
-    }
-    if (fault < SHORT || fault > STALL)
-        return;
-    /* Log-uniform: HELLO is as likely to be hit as a layer. A consumer sends little. */
-    uint32_t end = test_range(&c->random, 0, 1);
-    uint64_t at = test_random(&c->random) %
-                  (1ull << (end ? test_range(&c->random, 1, 12) : test_range(&c->random, 4, 21)));
-    test_ok(
-        transport_faulty_open(ends[end], faults[fault], at, test_random(&c->random), &faulty, &e),
-        &e);
-    ends[end] = faulty;
-}
-
-static struct baton_engine_options any_engine(struct chaos *c, enum baton_role role, bool key)
-{
-    static const char secret[] = "a key that both roles were given";
-    return (struct baton_engine_options){
-        .struct_size = sizeof(struct baton_engine_options),
-        .role = role,
-        .device = rig_device(),
-        .lanes = test_range(&c->random, 1, 4),
-        .ctx = CTX,
-        .threads = test_range(&c->random, 1, 2),
-        .chunk = test_range(&c->random, 0, 2) ? test_range(&c->random, 16, 128) : 0,
-        .peer_fd = -1,
-        .key = key ? secret : NULL,
-        .key_bytes = key ? sizeof secret : 0,
-    };
-}
 
 static enum deed any_deed(struct chaos *c)
 {
@@ -257,7 +187,7 @@ static void test_engines(void **state)
     static const enum fault faults[] = {CALM,  CALM,  CALM,           CALM,          SHORT, SHORT,
                                         SHORT, FLIP,  FLIP,           FLIP,          CUT,   CUT,
                                         CUT,   STALL, CLOSE_PRODUCER, CLOSE_CONSUMER};
-    uint64_t left = c->n - c->n / IN_PROCESS;
+    uint64_t left = pushes(c->n - c->n / IN_PROCESS);
     while (left > 0) {
         uint64_t start = base_now_ns();
         uint32_t n = test_range(&c->random, 1, WAVE);
@@ -283,11 +213,6 @@ static void test_engines(void **state)
 }
 
 /* ---- two processes -------------------------------------------------------------------------- */
-
-enum blow { LEAVE, STOP, STOP_CLOSE, STOP_KILL, KILL, N_BLOWS };
-static const char *const blow_names[N_BLOWS] = {"left alone", "stopped for a while",
-                                                "stopped, and continued after this end closed",
-                                                "stopped, then killed", "killed"};
 
 /* What both processes know of a round: the same requests, and how they may end. */
 struct round {
@@ -440,7 +365,7 @@ static void test_processes(void **state)
 {
     struct chaos *c = *state;
     struct round r;
-    for (uint64_t left = c->n / IN_PROCESS; left > 0; left -= r.n) {
+    for (uint64_t left = pushes(c->n / IN_PROCESS); left > 0; left -= r.n) {
         uint32_t n = test_range(&c->random, 1, WAVE);
         plan(c, &r, n < left ? n : (uint32_t)left);
         run_round(c, &r);
@@ -454,19 +379,24 @@ static void test_processes(void **state)
 
 static void test_chaos(void **state)
 {
+    static struct chaos_model models[2];
     struct chaos *c = *state;
     uint64_t start = base_now_ns();
     c->random = c->seed;
     c->unit = 2000000;
-    c->models[0] = (struct chaos_model){.name = "qwen3-tiny", .shortest = 60, .longest = 150};
-    c->models[1] = (struct chaos_model){.name = "gemma3-tiny",
-                                        .shortest = RIG_SHORT ? 60 : 505, /* its window is 512 */
-                                        .longest = RIG_SHORT ? 90 : 540};
+    models[0] = (struct chaos_model){.name = "qwen3-tiny", .shortest = 60, .longest = 150};
+    models[1] = (struct chaos_model){.name = "gemma3-tiny",
+                                     .shortest = RIG_SHORT ? 60 : 505, /* its window is 512 */
+                                     .longest = RIG_SHORT ? 90 : 540};
+    c->models = models;
     for (int i = 0; i < 2; i++)
         chaos_model_open(&c->models[i], CTX, &c->random);
     struct chaos_census before = chaos_count();
     test_processes(state); /* first: a fork is best made without threads */
+    chaos_pull_processes(c, c->n / IN_PROCESS - pushes(c->n / IN_PROCESS));
     test_engines(state);
+    uint64_t beside = c->n - c->n / IN_PROCESS;
+    chaos_pull_engines(c, beside - pushes(beside));
     chaos_same(&before);
     assert_int_equal(chaos_book_all(&c->book), c->n);
     for (int i = 0; i < 2; i++)
