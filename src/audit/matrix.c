@@ -56,19 +56,6 @@ static void fill_asks(const struct matrix *x, struct audit_ask *asks, bool toget
                                      .together = together};
 }
 
-static json_t *output_json(struct matrix *x, struct audit_route *r, const struct audit_output *o,
-                           uint32_t i)
-{
-    json_t *out = audit_output_json(o, x->model);
-    const struct verify_run run = {
-        .cache = audit_seen_find(&r->seen, (uint32_t)x->prompts[i].n_ids),
-        .sent = audit_seen_find(&r->sent, (uint32_t)x->prompts[i].n_ids)};
-    json_object_set_new(out, "holds", audit_holder_json(run.cache));
-    json_object_set_new(out, "sent", audit_holder_json(run.sent));
-    json_object_set_new(out, "slots", audit_slots_json(&run, NULL));
-    return out;
-}
-
 /* All prompts at once, with their caches. */
 static int run_together(struct matrix *x, struct audit_route *r, json_t *repeats,
                         struct baton_error *e)
@@ -82,7 +69,8 @@ static int run_together(struct matrix *x, struct audit_route *r, json_t *repeats
     int rc = audit_route_run(r, asks, outputs, n, steps, e);
     json_t *list = json_array(), *by = json_array();
     for (uint32_t i = 0; i < n && rc == 0; i++)
-        json_array_append_new(list, output_json(x, r, &outputs[i], i));
+        json_array_append_new(
+            list, audit_route_output_json(r, &outputs[i], x->model, (uint32_t)x->prompts[i].n_ids));
     for (int k = 1; k < 9 && rc == 0; k++)
         json_array_append_new(by, json_integer((json_int_t)steps[k]));
     for (uint32_t i = 0; i < n; i++)

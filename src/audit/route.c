@@ -306,3 +306,15 @@ struct json_t *audit_output_json(const struct audit_output *o, const struct bato
     json_object_set_new(x, "error", error);
     return x;
 }
+
+struct json_t *audit_route_output_json(const struct audit_route *r, const struct audit_output *o,
+                                       const struct baton_model *m, uint32_t n_prompt)
+{
+    json_t *out = audit_output_json(o, m);
+    const struct verify_run run = {.cache = audit_seen_find(&r->seen, n_prompt),
+                                   .sent = audit_seen_find(&r->sent, n_prompt)};
+    json_object_set_new(out, "holds", audit_holder_json(run.cache));
+    json_object_set_new(out, "sent", audit_holder_json(run.sent));
+    json_object_set_new(out, "slots", audit_slots_json(&run, NULL));
+    return out;
+}

@@ -80,5 +80,9 @@ int audit_route_run(struct audit_route *r, const struct audit_ask *asks,
 
 /* The outputs as raw documents have them; NULL without memory. */
 struct json_t *audit_output_json(const struct audit_output *o, const struct baton_model *m);
+/* The same with the caches that were seen of the prompt of that length: "holds", "sent",
+ * "slots". */
+struct json_t *audit_route_output_json(const struct audit_route *r, const struct audit_output *o,
+                                       const struct baton_model *m, uint32_t n_prompt);
 
 #endif

@@ -35,6 +35,7 @@ int cli_matrix(int argc, char **argv);  /* 1 also where a cell fails */
 int cli_quality(int argc, char **argv); /* 1 also where an answer is not what it must be */
 int cli_bench(int argc, char **argv);   /* 1 also where two arms did not generate the same */
 int cli_audit(int argc, char **argv);   /* 1 where the folder does not hold */
+int cli_replay(int argc, char **argv);  /* 1 where an output is not the recorded one */
 
 /* The commit that this was built from; "" where it is not known. */
 extern const char cli_source_commit[];

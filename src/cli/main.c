@@ -22,6 +22,7 @@ static const struct {
     {"quality", "ask a frozen set of prompts over a route, count right answers", cli_quality},
     {"bench", "time a route, or two in pairs with an interval of their ratio", cli_bench},
     {"audit", "compute an evidence folder's figures again from its raw files", cli_audit},
+    {"replay", "run a recorded request again, name the first output that differs", cli_replay},
     {"kv", "export, import, inspect, diff: KV caches as safetensors files", cli_kv},
     {"model", "info, hash, tokenize, detokenize", cli_model},
     {"devices", "list devices, what each can do, and why an absent one is absent", cli_devices},
