@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "cli/cli.h"
+#include "cli/model_priv.h"
 #include "engine/engine.h"
 #include "model/chat.h"
 #include "model/model.h"
@@ -17,12 +17,15 @@
 #define TEXT_LIMIT ((size_t)256 << 20)
 
 static const char help[] =
-    "usage: baton model info|hash|tokenize|detokenize -m MODEL [OPTIONS]\n"
+    "usage: baton model info|hash|tokenize|detokenize|compile -m MODEL [OPTIONS]\n"
     "\n"
     "  info         family, sizes, layers, window, end tokens\n"
     "  hash         identity by parts, and the pin for --pin\n"
     "  tokenize     -p TEXT or stdin to ids [--chat: as one user turn] [--no-special]\n"
     "  detokenize   --ids 1,2,3 to text [--skip-special]\n"
+    "  compile      a program of an emulated device into a file, without weights, that\n"
+    "               artifact=FILE loads (docs/artifact.md):\n"
+    "               --device npu:... --out FILE [--ctx N: positions; default 8192]\n"
     "\n"
     "  --threads N  threads for hashing;  --no-cache  hash again;  --json\n"
     "\n"
@@ -30,14 +33,8 @@ static const char help[] =
     "weight files, named without their folder, in C order.\n"
     "\n"
     "example\n"
-    "  baton model hash -m models/gemma3-tiny --json\n";
-
-struct model_args {
-    struct cli_common common;
-    const char *verb, *model, *text, *ids_text;
-    bool chat, no_special, skip_special, no_cache;
-    uint32_t threads;
-};
+    "  baton model hash -m models/gemma3-tiny --json\n"
+    "  baton model compile -m models/qwen3-tiny --device npu:rngd,parts=1 --out rngd.npu\n";
 
 /* ---- info --------------------------------------------------------------------------------- */
 
@@ -272,6 +269,14 @@ static int parse_option(void *args, int opt, const char *v, struct baton_error *
     case 'S':
         a->skip_special = true;
         return 0;
+    case 'D':
+        a->device = v;
+        return 0;
+    case 'O':
+        a->out = v;
+        return 0;
+    case 'X':
+        return cli_parse_u32("--ctx", v, 1, 1u << 24, &a->ctx, e);
     default:
         a->no_cache = true; /* 'C', the last one */
         return 0;
@@ -280,17 +285,14 @@ static int parse_option(void *args, int opt, const char *v, struct baton_error *
 
 static int parse(int argc, char **argv, struct model_args *a, bool *done, struct baton_error *e)
 {
-    static const struct option options[] = {{"model", required_argument, NULL, 'm'},
-                                            {"prompt", required_argument, NULL, 'p'},
-                                            {"ids", required_argument, NULL, 'i'},
-                                            {"threads", required_argument, NULL, 't'},
-                                            {"chat", no_argument, NULL, 'c'},
-                                            {"no-special", no_argument, NULL, 'N'},
-                                            {"skip-special", no_argument, NULL, 'S'},
-                                            {"no-cache", no_argument, NULL, 'C'},
-                                            {"json", no_argument, NULL, 'j'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"model", required_argument, NULL, 'm'}, {"prompt", required_argument, NULL, 'p'},
+        {"ids", required_argument, NULL, 'i'},   {"threads", required_argument, NULL, 't'},
+        {"chat", no_argument, NULL, 'c'},        {"device", required_argument, NULL, 'D'},
+        {"out", required_argument, NULL, 'O'},   {"ctx", required_argument, NULL, 'X'},
+        {"no-special", no_argument, NULL, 'N'},  {"skip-special", no_argument, NULL, 'S'},
+        {"no-cache", no_argument, NULL, 'C'},    {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0}};
     static const struct cli_syntax syntax = {":m:p:vqh", help, options, parse_option, true};
     int rc = cli_parse(argc, argv, &syntax, &a->common, a, done, e);
     if (rc || *done)
@@ -309,8 +311,11 @@ int cli_model(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(const struct model_args *a, struct baton_error *e);
-    } verbs[] = {
-        {"info", info}, {"hash", hash}, {"tokenize", tokenize}, {"detokenize", detokenize}};
+    } verbs[] = {{"info", info},
+                 {"hash", hash},
+                 {"tokenize", tokenize},
+                 {"detokenize", detokenize},
+                 {"compile", cli_model_compile}};
     struct model_args a = {0};
     struct baton_error e = {0};
     bool done = false;

@@ -152,7 +152,7 @@ static int probe(const struct args *a, const char *which, const struct cli_commo
                  struct baton_error *e)
 {
     int first = 0, last = VERIFY_PROBES - 1;
-    char device[160];
+    char device[640];
     bool failed = false;
     struct baton_model *m = NULL;
     struct audit_evidence *ev = NULL;

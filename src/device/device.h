@@ -38,6 +38,10 @@ bool device_static(const char *name, struct baton_caps *out);
 /* The narrowest of a device's programs that takes n rows; 0 where it has none that does. */
 uint32_t device_width(const struct baton_caps *caps, uint32_t n_rows);
 
+/* A program that was compiled for one checkpoint: model_bind then says which one it binds, in
+ * device_graph. */
+bool device_wants_checkpoint(const struct device *d);
+
 /* Start n_threads workers (0 = one a core that this process may use). */
 int device_start(struct device *d, unsigned n_threads, struct baton_error *e);
 
@@ -105,6 +109,13 @@ bool device_survives_fork(const char *name);
 int device_program_open(struct device *d, const struct device_graph *graph,
                         struct device_program **out, struct baton_error *e);
 void device_program_close(struct device_program *p); /* NULL is fine */
+
+/* The program as a file that `artifact=` loads (docs/artifact.md), for sequences of at most
+ * `positions` where the device compiles that in. *out is malloc'ed. BATON_ERR_UNSUPPORTED where a
+ * device compiles no files. */
+int device_program_artifact(struct device_program *p, uint32_t positions,
+                            const uint8_t checkpoint[32], char **out, size_t *n,
+                            struct baton_error *e);
 
 /* Run a batch. A synchronous device has finished when submit returns; wait then returns at once.
  * At most caps.max_rows rows and caps.max_lanes spans; a span's view must have blocks for all its

@@ -47,6 +47,9 @@ struct device_impl {
     void (*lane_release)(struct device *d, uint32_t lane);
     int (*kv_look)(struct device *d, uint32_t lane, struct baton_kv_view *views, uint32_t n_layers,
                    struct baton_error *e);
+    /* NULL: compiles no files. */
+    int (*artifact)(struct device_program *p, uint32_t positions, const uint8_t checkpoint[32],
+                    char **out, size_t *n, struct baton_error *e);
     bool (*pin)(struct device *d, void *p, size_t bytes); /* NULL: of no use */
     void (*unpin)(struct device *d, void *p);
     bool after_fork; /* opened in the process that computes, never before its fork */
@@ -78,6 +81,7 @@ const struct device_library *device_cuda_library(char why[128]);
 struct device {
     const struct device_impl *impl;
     struct baton_caps caps;
+    bool wants_checkpoint; /* see device_wants_checkpoint */
 };
 
 struct device_weight {

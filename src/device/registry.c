@@ -193,6 +193,11 @@ const struct baton_caps *device_caps(const struct device *d)
     return &d->caps;
 }
 
+bool device_wants_checkpoint(const struct device *d)
+{
+    return d->wants_checkpoint;
+}
+
 int device_start(struct device *d, unsigned n_threads, struct baton_error *e)
 {
     return d->impl->start(d, n_threads, e);
@@ -231,6 +236,16 @@ void device_program_close(struct device_program *p)
 {
     if (p)
         p->device->impl->program_close(p);
+}
+
+int device_program_artifact(struct device_program *p, uint32_t positions,
+                            const uint8_t checkpoint[32], char **out, size_t *n,
+                            struct baton_error *e)
+{
+    if (!p->device->impl->artifact)
+        return base_fail(e, BATON_ERR_UNSUPPORTED, "%s compiles no artifacts",
+                         p->device->caps.name);
+    return p->device->impl->artifact(p, positions, checkpoint, out, n, e);
 }
 
 int device_submit(struct device_program *p, const struct baton_batch *b, uint64_t *id,

@@ -95,6 +95,7 @@ struct device_graph {
     /* Widest arrays, so that a device can size its scratch: sum of cols of all arrays that one
      * forward asks for, and the widest activation that enters a linear. */
     uint32_t scratch_cols, max_cols;
+    const uint8_t *checkpoint; /* [32] hash of the weights, for a device that asked; NULL else */
 };
 
 #endif

@@ -14,6 +14,7 @@ struct model_bound {
     size_t n_list;
     struct model_weights weights;
     struct device_graph graph;
+    uint8_t checkpoint[32];
 };
 
 /* ---- the bytes of a tensor ------------------------------------------------------------------ */
@@ -139,6 +140,18 @@ static void make_graph(struct model_bound *b, const struct model_config *c)
     b->graph.max_cols = largest(c->hidden, model_q_cols(c), c->inner);
 }
 
+/* The hash of weights that identities have; it is cached from run to run. */
+static int name_checkpoint(struct model_bound *b, const struct model *m, struct baton_error *e)
+{
+    struct model_identity id;
+    int rc = model_hash(m, 0, false, NULL, NULL, &id, e);
+    if (rc)
+        return rc;
+    memcpy(b->checkpoint, id.weights, sizeof b->checkpoint);
+    b->graph.checkpoint = b->checkpoint;
+    return 0;
+}
+
 int model_bind(const struct model *m, struct device *d,
                void (*progress)(void *ctx, uint64_t done, uint64_t all), void *ctx,
                struct model_bound **out, struct baton_error *e)
@@ -159,6 +172,8 @@ int model_bind(const struct model *m, struct device *d,
         rc = bind_all(b, m, pool, progress, ctx, e);
     base_pool_close(pool); /* no thread outlives this call: the caller may fork */
     make_graph(b, &m->config);
+    if (!rc && device_wants_checkpoint(d))
+        rc = name_checkpoint(b, m, e);
     if (rc)
         model_unbind(b);
     else

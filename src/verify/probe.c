@@ -297,7 +297,7 @@ static int padding(struct probe *x, struct baton_error *e)
 {
     struct baton_caps caps;
     struct verify_yield narrow = {0}, wide = {0};
-    char name[160];
+    char name[640];
     int32_t *ids = NULL;
     if (!device_static(x->device, &caps))
         return not_applicable(x, "the device computes as many rows as there are");

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/npu/artifact_priv.h"
 #include "device/npu/atom_priv.h"
 
 /* ---- programs ------------------------------------------------------------------------------- */
@@ -47,6 +48,39 @@ static int compile(struct atom_device *d, struct atom_program *p, struct baton_e
     return 0;
 }
 
+/* What a program for sequences of `positions` is compiled for. */
+static int geometry(const struct atom_device *d, const struct atom_program *p, uint32_t positions,
+                    struct npu_geometry *out, struct baton_error *e)
+{
+    device_npu_geometry_model(&p->plan, &p->base.graph, out);
+    out->chunk = p->chunk;
+    out->lanes = d->bucket;
+    return device_atom_geometry(d, p->chunk, positions, &out->block, &out->positions, e);
+}
+
+/* A file is compared with what would be compiled now for as many positions. */
+static int check_artifact(const struct atom_device *d, const struct atom_program *p,
+                          struct baton_error *e)
+{
+    const struct npu_artifact *a = d->base.artifact;
+    struct npu_geometry now;
+    if (!a)
+        return 0;
+    int rc = geometry(d, p, a->geometry.positions, &now, e);
+    return rc ? rc : device_npu_artifact_check(a, &p->plan, &p->base.graph, &now, e);
+}
+
+static int artifact(struct device_program *base, uint32_t positions, const uint8_t checkpoint[32],
+                    char **out, size_t *n, struct baton_error *e)
+{
+    struct atom_program *p = (struct atom_program *)base;
+    struct npu_geometry g;
+    int rc = geometry((struct atom_device *)base->device, p, positions, &g, e);
+    return rc ? rc
+              : device_npu_artifact_write(base->device->caps.name, &p->plan, &g, checkpoint, false,
+                                          out, n, e);
+}
+
 int device_atom_program_open(struct device *base, const struct device_graph *g,
                              struct device_program **out, struct baton_error *e)
 {
@@ -69,6 +103,8 @@ int device_atom_program_open(struct device *base, const struct device_graph *g,
         rc = find_local(p, e);
     if (rc == 0)
         rc = compile(d, p, e);
+    if (rc == 0)
+        rc = check_artifact(d, p, e);
     if (rc == 0)
         rc = device_program_open(d->base.cpu, &replayed, &p->cpu, e);
     if (rc == 0) {
@@ -371,11 +407,12 @@ static void weight_close(struct device *base, struct device_weight *w)
         .open = open_b##b, .close = device_npu_close, .start = device_npu_start,                   \
         .weight_bind = weight_bind, .weight_close = weight_close,                                  \
         .weight_bytes = device_npu_weight_bytes, .program_open = device_atom_program_open,         \
-        .program_close = device_atom_program_close, .submit = device_atom_submit,                  \
-        .wait = device_npu_wait, .kv_open = device_atom_kv_open, .kv_close = device_atom_kv_close, \
-        .kv_read = device_atom_kv_read, .kv_write = device_atom_kv_write,                          \
-        .lane_bind = device_atom_lane_bind, .lane_clear = device_atom_lane_clear,                  \
-        .lane_release = device_atom_lane_release, .kv_look = device_atom_kv_look,                  \
+        .program_close = device_atom_program_close, .artifact = artifact,                          \
+        .submit = device_atom_submit, .wait = device_npu_wait, .kv_open = device_atom_kv_open,     \
+        .kv_close = device_atom_kv_close, .kv_read = device_atom_kv_read,                          \
+        .kv_write = device_atom_kv_write, .lane_bind = device_atom_lane_bind,                      \
+        .lane_clear = device_atom_lane_clear, .lane_release = device_atom_lane_release,            \
+        .kv_look = device_atom_kv_look,                                                            \
     }
 const struct device_impl device_npu_atom_b1 = ATOM(1);
 const struct device_impl device_npu_atom_b4 = ATOM(4);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/npu/artifact_priv.h"
 #include "device/npu/atom_priv.h"
 
 #define TENSOR_BYTES (2u << 20) /* a tensor's size is a multiple of it */
@@ -134,6 +135,22 @@ static void set_block(struct atom_kv *kv, struct atom_lane *lane, uint32_t b, in
                                             : (int32_t)((uint32_t)id * kv->kv_heads * tiles + t);
 }
 
+/* An artifact has its length compiled in; without one the program is compiled for this pool. */
+static int compiled_length(const struct atom_device *d, uint32_t positions, struct atom_kv *kv,
+                           struct baton_error *e)
+{
+    const struct npu_artifact *a = d->base.artifact;
+    if (!a)
+        return device_atom_geometry(d, d->program->chunk, positions, &kv->block, &kv->max_seq, e);
+    if (positions > a->geometry.positions)
+        return base_fail(e, BATON_ERR_MISMATCH,
+                         "%.100s was compiled for %u positions; %u are asked for", a->path,
+                         a->geometry.positions, positions);
+    kv->block = a->geometry.block;
+    kv->max_seq = a->geometry.positions;
+    return 0;
+}
+
 int device_atom_kv_open(struct device *base, const struct device_kv_pool *pool,
                         struct baton_error *e)
 {
@@ -149,8 +166,7 @@ int device_atom_kv_open(struct device *base, const struct device_kv_pool *pool,
                            .window = plan->window,
                            .lanes = d->bucket,
                            .local = d->program->local};
-    int rc = device_atom_geometry(d, d->program->chunk, pool->positions, &kv->block, &kv->max_seq,
-                                  e);
+    int rc = compiled_length(d, pool->positions, kv, e);
     if (rc)
         return rc;
     kv->blocks_lane = kv->max_seq / kv->block;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/npu/artifact_priv.h"
 #include "device/npu/atom_priv.h"
 
 /* One logical device: 16 GiB of which the system has 288 MiB; nine tenths of that are used, and a
@@ -44,6 +45,23 @@ void device_atom_probe_b4(struct baton_caps *caps, char why[128])
 }
 
 /* Blocks shorter than a real device's show what happens at their borders with a short context. */
+static void say_small_blocks(struct atom_device *d)
+{
+    struct baton_caps *caps = &d->base.base.caps;
+    if (d->partition && d->partition < ATOM_MIN_PARTITION)
+        snprintf(caps->detail, sizeof caps->detail,
+                 "not a real profile: blocks of %u positions, of which real ones have %u or more",
+                 d->partition, ATOM_MIN_PARTITION);
+}
+
+/* Blocks are partitions where a sequence has more than one. */
+static void take_compiled(struct atom_device *d)
+{
+    const struct npu_geometry *g = &d->base.artifact->geometry;
+    d->partition = g->block < g->positions ? g->block : 0;
+    say_small_blocks(d);
+}
+
 static int take_partition(struct atom_device *d, const struct device_arg *a, struct baton_error *e)
 {
     struct baton_caps *caps = &d->base.base.caps;
@@ -51,10 +69,8 @@ static int take_partition(struct atom_device *d, const struct device_arg *a, str
     if (rc == 0 && d->partition % ATOM_CHUNK_LOCAL)
         rc = base_fail(e, BATON_ERR_USAGE, "%s: partition=%u is no multiple of %u", caps->name,
                        d->partition, ATOM_CHUNK_LOCAL);
-    if (rc == 0 && d->partition < ATOM_MIN_PARTITION)
-        snprintf(caps->detail, sizeof caps->detail,
-                 "not a real profile: blocks of %u positions, of which real ones have %u or more",
-                 d->partition, ATOM_MIN_PARTITION);
+    if (rc == 0)
+        say_small_blocks(d);
     return rc;
 }
 
@@ -72,14 +88,21 @@ static int take_devices(struct atom_device *d, const struct device_arg *a, struc
 int device_atom_spec(const struct device_arg *args, unsigned n_args, struct atom_device *d,
                      struct baton_error *e)
 {
-    static const char *const keys[] = {"partition", "devices", "fault", NULL};
+    static const char *const keys[] = {"partition", "devices", "artifact", "fault", NULL};
     struct baton_caps *caps = &d->base.base.caps;
     fill_caps(caps, d->bucket);
     d->devices = 1;
     int rc = device_arg_check(caps->name, args, n_args, keys, e);
+    if (rc == 0)
+        rc = device_npu_take_artifact(&d->base, args, n_args, e);
+    if (rc == 0 && d->base.artifact)
+        take_compiled(d);
     for (unsigned i = 0; i < n_args && rc == 0; i++) {
         if (!strcmp(args[i].key, "partition"))
-            rc = take_partition(d, &args[i], e);
+            rc = d->base.artifact ? device_npu_compiled_in(caps->name, &args[i], e)
+                                  : take_partition(d, &args[i], e);
+        else if (!strcmp(args[i].key, "artifact"))
+            continue;
         else if (!strcmp(args[i].key, "devices"))
             rc = take_devices(d, &args[i], e);
         else

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* npu: the device object, which computes through a cpu device of its own. */
 #include <stdlib.h>
+#include <string.h>
 
-#include "device/npu/npu_priv.h"
+#include "device/npu/artifact_priv.h"
 
 void device_npu_close(struct device *d)
 {
     device_close(((struct npu_device *)d)->cpu);
+    device_npu_artifact_close(((struct npu_device *)d)->artifact);
     free(d);
 }
 
@@ -22,6 +24,17 @@ int device_npu_open(const struct device_impl *impl, size_t size, struct device *
         device_npu_close(&d->base);
     else
         *out = &d->base;
+    return rc;
+}
+
+int device_npu_take_artifact(struct npu_device *d, const struct device_arg *args, unsigned n_args,
+                             struct baton_error *e)
+{
+    int rc = 0;
+    for (unsigned i = 0; i < n_args && rc == 0; i++)
+        if (!strcmp(args[i].key, "artifact"))
+            rc = device_npu_artifact_open(args[i].value, d->base.caps.name, &d->artifact, e);
+    d->base.wants_checkpoint = d->artifact != NULL;
     return rc;
 }
 
@@ -63,6 +76,7 @@ const struct device_impl device_npu_rngd = {
     .weight_bytes = device_npu_weight_bytes,
     .program_open = device_npu_program_open,
     .program_close = device_npu_program_close,
+    .artifact = device_npu_artifact,
     .submit = device_npu_submit,
     .wait = device_npu_wait,
 };

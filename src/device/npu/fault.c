@@ -55,5 +55,9 @@ int device_npu_fault_check(const struct npu_device *d, const struct npu_plan *p,
     if (laned && d->base.caps.max_lanes == 1)
         return base_fail(e, BATON_ERR_UNSUPPORTED, "fault %s: %s has no lanes to take for others",
                          device_npu_fault_name(d->fault), d->base.caps.name);
+    if (d->fault == NPU_WEIGHT_STRIDE && d->artifact && !d->strides_differ)
+        return base_fail(e, BATON_ERR_UNSUPPORTED,
+                         "fault %s: the artifact was compiled with the strides that the model has",
+                         device_npu_fault_name(d->fault));
     return 0;
 }

@@ -5,8 +5,8 @@
  *
  * Files: spec.c (names, what a profile can do), plan.c (verbs written down), parts.c (the plan cut
  * into programs), replay.c (steps through cpu's verbs), fault.c (faults that a test plants),
- * weight.c, device.c (the object). rngd, a producer of whole prompts: rngd.c (runs), output.c (K
- * and V of a part). atom, which decodes in lanes: atom_priv.h.
+ * weight.c, device.c (the object), artifact_priv.h (programs in files). rngd, a producer of whole
+ * prompts: rngd.c (runs), output.c (K and V of a part). atom, which decodes in lanes: atom_priv.h.
  *
  * rngd: a forward function runs once, when the program is opened. Its verbs up to the embedding,
  * and from the last layer's end on, are the host's; those between are cut into parts. A run takes a
@@ -105,12 +105,19 @@ void device_npu_plan_close(struct npu_plan *p);
 
 /* ---- objects ------------------------------------------------------------------------------- */
 
+struct npu_artifact; /* artifact_priv.h */
+
 struct npu_device {
     struct device base;
     struct device *cpu; /* what computes */
     enum npu_fault fault;
-    uint32_t part_layers; /* rngd */
+    uint32_t part_layers;          /* rngd */
+    struct npu_artifact *artifact; /* of artifact=; NULL: compiled when the program is opened */
+    bool strides_differ;           /* a weight is read with other strides than it was bound with */
 };
+/* Take artifact=FILE, which must be for this device. */
+int device_npu_take_artifact(struct npu_device *d, const struct device_arg *args, unsigned n_args,
+                             struct baton_error *e);
 /* Everything besides programs and KV. `size` bytes, of which struct npu_device comes first. */
 int device_npu_open(const struct device_impl *impl, size_t size, struct device **out,
                     struct baton_error *e);
@@ -127,6 +134,9 @@ int device_npu_fault_check(const struct npu_device *d, const struct npu_plan *p,
 struct npu_weight {
     struct device_weight base;
     struct device_weight *cpu;
+    char *name;
+    uint32_t dtype, n_dims;
+    uint64_t shape[2];
     int64_t compiled[2], bound[2];
 };
 
@@ -210,11 +220,15 @@ int device_npu_program_open(struct device *d, const struct device_graph *g,
 void device_npu_program_close(struct device_program *p);
 int device_npu_submit(struct device_program *p, const struct baton_batch *b, uint64_t *id,
                       struct baton_error *e);
+int device_npu_artifact(struct device_program *p, uint32_t positions, const uint8_t checkpoint[32],
+                        char **out, size_t *n, struct baton_error *e);
 
 /* spec.c */
 void device_npu_probe(struct baton_caps *caps, char why[128]);
 int device_npu_spec(const struct device_arg *args, unsigned n_args, struct npu_device *d,
                     struct baton_error *e);
+/* A key that stands in the artifact. */
+int device_npu_compiled_in(const char *device, const struct device_arg *a, struct baton_error *e);
 /* A decimal number of 1 to max. */
 int device_npu_number(const char *device, const struct device_arg *a, uint32_t max, uint32_t *out,
                       struct baton_error *e);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/npu/npu_priv.h"
+#include "device/npu/artifact_priv.h"
 
 /* ---- programs ------------------------------------------------------------------------------ */
 
@@ -17,6 +17,36 @@ static void take(const struct npu_replay *r, uint32_t layer, struct device_array
     uint32_t n = layer - r->part->layer;
     device_npu_output_take(&p->output, false, n, k.data, p->first, k.rows);
     device_npu_output_take(&p->output, true, n, v.data, p->first, v.rows);
+}
+
+/* What this program is compiled for. */
+static void geometry(const struct npu_device *d, const struct npu_plan *p,
+                     const struct device_graph *g, struct npu_geometry *out)
+{
+    device_npu_geometry_model(p, g, out);
+    out->part_layers = d->part_layers;
+    out->lanes = 1;
+    memcpy(out->widths, d->base.caps.widths, sizeof out->widths);
+}
+
+/* A file is compared with what would be compiled now. */
+static int check_artifact(const struct npu_device *d, const struct npu_program *p,
+                          struct baton_error *e)
+{
+    struct npu_geometry now;
+    geometry(d, &p->plan, &p->base.graph, &now);
+    return d->artifact ? device_npu_artifact_check(d->artifact, &p->plan, &p->base.graph, &now, e)
+                       : 0;
+}
+
+int device_npu_artifact(struct device_program *base, uint32_t positions,
+                        const uint8_t checkpoint[32], char **out, size_t *n, struct baton_error *e)
+{
+    struct npu_program *p = (struct npu_program *)base;
+    struct npu_geometry g;
+    geometry((struct npu_device *)base->device, &p->plan, &base->graph, &g);
+    return device_npu_artifact_write(base->device->caps.name, &p->plan, &g, checkpoint, true, out,
+                                     n, e);
 }
 
 int device_npu_program_open(struct device *base, const struct device_graph *g,
@@ -34,6 +64,8 @@ int device_npu_program_open(struct device *base, const struct device_graph *g,
     int rc = device_npu_plan_record(g, &p->plan, e);
     if (rc == 0)
         rc = device_npu_plan_cut(&p->plan, g->n_layers, d->part_layers, e);
+    if (rc == 0)
+        rc = check_artifact(d, p, e);
     if (rc == 0)
         rc = device_npu_fault_check(d, &p->plan, e);
     if (rc == 0)
