@@ -137,6 +137,9 @@ struct baton_engine_options {
                            heartbeats are too rare for the other do not connect */
     bool tag_payload;   /* authenticate payload too, not its digests alone (docs/wire.md,
                            Authentication). As soon as one end asks; needs a key */
+    bool prefix_cache;  /* keep the pages of requests that are over, as long as nobody needs the
+                           room, and do not compute again what a later prompt begins with. Logits
+                           are the same bits with and without */
 };
 int baton_engine_open(struct baton_model *m, const struct baton_engine_options *o,
                       struct baton_engine **out, struct baton_error *e);
@@ -310,6 +313,7 @@ struct baton_stats {
                                    did not travel */
     char reason[252];           /* why, where the verdict is "failed" or "local-prefill"; else "" */
     uint64_t landed_bytes;      /* of bytes, what came through shared memory */
+    uint32_t cached_tokens;     /* of prefilled_tokens, found in the prefix cache */
 };
 int baton_request_stats(struct baton_request *r, struct baton_stats *out);
 

@@ -32,6 +32,8 @@ static const char help[] =
     "                        8192)\n"
     "  --threads N           compute threads (default: one a core)\n"
     "  --cpus LIST           run on these CPUs only, e.g. 0,2-3\n"
+    "  --prefix-cache on|off keep pages of requests that are over, while nobody needs the room,\n"
+    "                        for prompts that begin alike (default on)\n"
     "  --role ROLE           both (default); prefill: answers with a ticket for the cache that it\n"
     "                        keeps; decode: pulls the cache of a request's ticket and goes on\n"
     "prefill and decode servers, behind a router that speaks vLLM's kv_transfer_params\n"
@@ -81,6 +83,7 @@ enum {
     OPT_CERT,
     OPT_KEY,
     OPT_REQUEST_LOG,
+    OPT_PREFIX_CACHE,
     OPT_UNBUILT,
 };
 
@@ -111,6 +114,7 @@ static const struct option options[] = {
     {"on-handoff-failure", required_argument, NULL, OPT_ON_FAILURE},
     {"digest", required_argument, NULL, OPT_DIGEST},
     {"request-log", required_argument, NULL, OPT_REQUEST_LOG},
+    {"prefix-cache", required_argument, NULL, OPT_PREFIX_CACHE},
     {"audit-sample", required_argument, NULL, OPT_UNBUILT},
     {"probe", required_argument, NULL, OPT_UNBUILT},
     {"json", no_argument, NULL, 'j'},
@@ -121,6 +125,7 @@ static const struct option options[] = {
 struct args {
     struct cli_common common;
     const char *model, *pin, *device, *cpus, *name;
+    bool no_prefix_cache;
     uint32_t lanes, ctx, threads, port, max_queue;
     struct serve_options serve;
     struct serve_kv kv;
@@ -132,6 +137,15 @@ static int parse_role(const char *value, enum serve_role *role, struct baton_err
     int word = 0;
     int rc = cli_parse_word("--role", value, words, &word, e);
     *role = (enum serve_role)word;
+    return rc;
+}
+
+static int parse_switch(const char *name, const char *value, bool *off, struct baton_error *e)
+{
+    static const char *const words[] = {"on", "off", NULL};
+    int word = 0;
+    int rc = cli_parse_word(name, value, words, &word, e);
+    *off = word == 1;
     return rc;
 }
 
@@ -194,6 +208,8 @@ static int parse_option(void *args, int opt, const char *v, struct baton_error *
     case OPT_PIN:
         a->pin = v;
         return 0;
+    case OPT_PREFIX_CACHE:
+        return parse_switch("--prefix-cache", v, &a->no_prefix_cache, e);
     default: {
         int rc = parse_http(opt, v, a, e);
         return rc == 1 ? cli_serve_kv_take(&a->kv, opt, v, e) : rc;
@@ -249,7 +265,8 @@ static int open_engine(const struct args *a, struct parts *p, struct baton_error
                                       .device = a->device,
                                       .lanes = a->lanes,
                                       .ctx = a->ctx,
-                                      .threads = a->threads};
+                                      .threads = a->threads,
+                                      .prefix_cache = !a->no_prefix_cache};
     cli_serve_kv_engine(&a->kv, &eo);
     int rc = baton_model_open(&mo, &p->model, e);
     if (rc == 0)

@@ -35,6 +35,9 @@ void engine_load(const struct baton_engine *en, struct engine_load *out)
         .ctx = en->ctx,
         .blocks = kv_pool_capacity(en->pool),
         .blocks_used = atomic_load(&en->blocks_used),
+        .blocks_cached = atomic_load(&en->blocks_cached),
+        .prefix_queries = atomic_load(&en->prefix_queries),
+        .prefix_hits = atomic_load(&en->prefix_hits),
         .block_positions = KV_BLOCK,
         .device = caps->name,
         .emulated = caps->emulated,
@@ -186,7 +189,9 @@ static int open_parts(struct baton_engine *en, const struct baton_engine_options
                                  e);
     if (rc == 0)
         rc = check_device(en, o->chunk, e);
-    return rc ? rc : open_pool(en, e);
+    if (rc == 0)
+        rc = open_pool(en, e);
+    return rc || !o->prefix_cache ? rc : engine_reuse_open(en, e);
 }
 
 static int start_thread(pthread_t *t, void *(*fn)(void *), struct baton_engine *en,
@@ -244,6 +249,9 @@ int engine_open(struct baton_model *m, const struct baton_engine_options *o,
     en->trace = (struct base_trace *)o->trace;
     atomic_init(&en->stopping, false);
     atomic_init(&en->blocks_used, 0);
+    atomic_init(&en->blocks_cached, 0);
+    atomic_init(&en->prefix_queries, 0);
+    atomic_init(&en->prefix_hits, 0);
     atomic_init(&en->lanes_used, 0);
     for (uint32_t i = 0; i <= ENGINE_MAX_LANES; i++)
         atomic_init(&en->steps_by_lanes[i], 0);
@@ -289,6 +297,7 @@ void engine_close(struct baton_engine *en)
         device_unpin(en->binding->device, en->logits);
     if (en->pool)
         device_kv_close(en->binding->device);
+    kv_prefix_close(en->prefix);
     kv_pool_close(en->pool);
     free(en->logits);
     model_sampler_close(en->sampler);

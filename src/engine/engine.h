@@ -39,9 +39,11 @@ struct engine_load {
     uint32_t lanes, lanes_used;
     uint32_t ctx;                 /* positions that a request may have */
     uint32_t blocks, blocks_used; /* of block_positions positions each */
+    uint32_t blocks_cached;       /* besides these, kept for prompts that begin alike */
     uint32_t block_positions;
-    uint64_t steps_by_lanes[9]; /* decode steps so far, by the lanes that took part */
-    const char *device;         /* its name; valid as long as the engine */
+    uint64_t prefix_queries, prefix_hits; /* prompt tokens so far: looked up, found */
+    uint64_t steps_by_lanes[9];           /* decode steps so far, by the lanes that took part */
+    const char *device;                   /* its name; valid as long as the engine */
     bool emulated;
 };
 void engine_load(const struct baton_engine *en, struct engine_load *out);

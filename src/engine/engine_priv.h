@@ -408,6 +408,10 @@ struct baton_engine {
     bool digest;
     struct kv_geometry geometry;
     struct kv_pool *pool;
+    struct kv_prefix *prefix;  /* NULL = none */
+    uint8_t prefix_origin[32]; /* of pages that are computed here */
+    uint32_t prefix_grain;     /* hits of these are multiples of it; 0: there are none */
+    bool prefix_steps;         /* what steps append is the same as what a prefill would */
     struct model_sampler *sampler;
     engine_observe_fn observe; /* these four: while no request is open */
     void *observe_ctx;
@@ -420,7 +424,8 @@ struct baton_engine {
     bool thread_on, io_thread_on;
     /* any thread */
     atomic_bool stopping;
-    atomic_uint blocks_used, lanes_used;
+    atomic_uint blocks_used, blocks_cached, lanes_used;
+    atomic_ullong prefix_queries, prefix_hits;
     atomic_ullong steps_by_lanes[ENGINE_MAX_LANES + 1];
     atomic_uint n_told, n_peers; /* renewals and releases under way; connections */
     atomic_uint tickets_open, tickets_claimed;
@@ -476,6 +481,16 @@ void engine_trace_step(const struct baton_engine *en, uint32_t lanes, uint64_t b
 /* Positions of a layer were given to the I/O thread. */
 void engine_trace_queued(const struct baton_engine *en, uint32_t layer, uint32_t first, uint32_t n);
 void engine_trace_piece(const struct baton_engine *en, const struct handoff_moved *m);
+
+/* ---- reuse.c: prompts that begin alike; nothing happens without an index --------------------- */
+
+int engine_reuse_open(struct baton_engine *en, struct baton_error *e); /* after the pool */
+/* Before the first chunk of a prompt: begin with what is there of it. */
+void engine_reuse_take(struct baton_engine *en, struct engine_session *s);
+/* Positions were computed here: index the pages that are whole now. */
+void engine_reuse_put(struct baton_engine *en, struct engine_session *s);
+/* The prompt is there: count how much of it was found. */
+void engine_reuse_count(struct baton_engine *en, const struct engine_session *s);
 
 /* ---- roles -------------------------------------------------------------------------------- */
 

@@ -252,6 +252,8 @@ static void prefill_chunk(struct baton_engine *en, struct engine_session *s)
 {
     const struct engine_ask *a = &s->request->ask;
     struct baton_error e;
+    if (s->done == 0)
+        engine_reuse_take(en, s);
     uint32_t left = a->n_ids - s->done;
     uint32_t n = left < en->chunk ? left : en->chunk;
     bool last = n == left;
@@ -266,6 +268,9 @@ static void prefill_chunk(struct baton_engine *en, struct engine_session *s)
     }
     s->done += n;
     s->stats.prefilled_tokens = s->done;
+    engine_reuse_put(en, s);
+    if (last)
+        engine_reuse_count(en, s);
     engine_request_publish(s->request, &s->stats);
     engine_count_pages(en);
     if (last && en->role == BATON_PRODUCER)
@@ -361,6 +366,8 @@ static void decode_step(struct baton_engine *en, struct engine_session **active,
             continue;
         }
         kv_seq_advance(s->seq, 1);
+        if (en->prefix_steps)
+            engine_reuse_put(en, s);
         s->stats.steps_by_lanes[n]++;
         engine_session_choose(en, s, en->logits + (size_t)i * en->vocab);
     }

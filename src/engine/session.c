@@ -209,6 +209,7 @@ void engine_session_free(struct engine_session *s)
 void engine_count_pages(struct baton_engine *en)
 {
     atomic_store(&en->blocks_used, kv_pool_used(en->pool));
+    atomic_store(&en->blocks_cached, kv_pool_idle(en->pool));
 }
 
 /* The whole need is committed at once, so that a running request never finds the pool empty. */

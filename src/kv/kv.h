@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv: the cache. Page pool, sequences, layouts and their conversion, digests, files.
+/* kv: the cache. Page pool, sequences, prefixes, layouts and their conversion, digests, files.
  *
  * Entries are addressed by (layer, K|V, absolute position). Layers fall into two groups, global
  * and local; a block is one page of 64 positions for *all* layers of its group, counted and with a
@@ -47,6 +47,8 @@ uint64_t kv_pool_bytes(const struct kv_pool *p);
 void *kv_pool_memory(const struct kv_pool *p);
 /* Blocks in use, both groups: 0 when no sequence is open. */
 uint32_t kv_pool_used(const struct kv_pool *p);
+/* Blocks that the prefix index alone keeps: they go to whoever needs room. */
+uint32_t kv_pool_idle(const struct kv_pool *p);
 uint32_t kv_pool_capacity(const struct kv_pool *p);
 /* Fill every free block with 0xFF bytes (NaN): a test's poison. */
 void kv_pool_poison(struct kv_pool *p);
@@ -60,7 +62,8 @@ void kv_seq_close(struct kv_seq *s); /* NULL is fine; gives every block back */
  * window from position `length` on are given back first. BATON_ERR_BUSY where the pool is out
  * of blocks; the sequence is then unchanged. */
 int kv_seq_reserve(struct kv_seq *s, uint32_t n_rows, struct baton_error *e);
-/* For an import: room for [first, length) as each kind of layer retains it; sets the length.
+/* For an import into a sequence that is empty, or has the hit of kv_prefix_take_import: room for
+ * [first, length) as each kind of layer retains it; sets the length.
  * `chunk` more rows follow through kv_seq_reserve as usual. */
 int kv_seq_reserve_import(struct kv_seq *s, uint32_t length, struct baton_error *e);
 /* n_rows positions were appended to every layer. */
@@ -75,6 +78,34 @@ uint32_t kv_seq_generation(const struct kv_seq *s, uint32_t layer, uint32_t posi
 /* A number for all blocks held and their generations: another one as soon as a block was given back
  * or added. Equal numbers of different states are as likely as equal 64-bit hashes. */
 uint64_t kv_seq_generations(const struct kv_seq *s);
+
+/* ---- prefixes ----------------------------------------------------------------------------- */
+
+/* Whole pages of sequences, kept after them and found again by what they hold: by their *origin*
+ * (32 bytes that stand for whatever the numbers depend on besides token ids: the model, and the
+ * arithmetic that computed them) and all token ids up to the page's end. A page that is found has
+ * one owner more; nobody writes it. Pages that no sequence has are given up, the longest unused
+ * first, as soon as a sequence needs room: an index takes no block from anybody.
+ *
+ * A hit of m positions has the global pages of [0, m) and the local ones that cover what a query
+ * at m sees of it, [m - W + 1, m); where some of these are gone it is the next shorter m. At least
+ * one position is left to compute. A sequence keeps to one origin from its first page on. */
+struct kv_prefix;
+int kv_prefix_open(struct kv_pool *p, struct kv_prefix **out,
+                   struct baton_error *e); /* one a pool */
+void kv_prefix_close(struct kv_prefix *x); /* before the pool; NULL is fine */
+/* Index the whole pages of [0, n) that the sequence holds; n is at most its length. Each call goes
+ * on where the last one stopped. */
+void kv_prefix_put(struct kv_prefix *x, struct kv_seq *s, const uint8_t origin[32],
+                   const int32_t *ids, uint32_t n);
+/* Begin an empty sequence with the longest hit of at most `most` positions, a multiple of `grain`
+ * (itself one of KV_BLOCK); its length, 0 = none. */
+uint32_t kv_prefix_take(struct kv_prefix *x, struct kv_seq *s, const uint8_t origin[32],
+                        const int32_t *ids, uint32_t most, uint32_t grain);
+/* The same for an import of all `length` ids, before kv_seq_reserve_import: the local pages are
+ * those that a query at `length` sees. */
+uint32_t kv_prefix_take_import(struct kv_prefix *x, struct kv_seq *s, const uint8_t origin[32],
+                               const int32_t *ids, uint32_t length);
 
 /* ---- layouts ------------------------------------------------------------------------------ */
 

@@ -20,6 +20,13 @@ struct kv_blocks {
     uint32_t *refs;       /* [n_blocks] 0 = free */
     uint32_t *generation; /* [n_blocks] 0 = never given out */
     struct baton_kv_layout layout;
+    /* The prefix index is one owner more of a block that it keeps. Those that have no other are
+     * idle: in a list by when they became so, and taken, oldest first, when none is free. */
+    struct kv_prefix *prefix; /* NULL = none */
+    int32_t *entry;           /* [n_blocks] of the index, that keeps it; -1 = none */
+    int32_t *older, *newer;   /* [n_blocks] in the list; -1 = none */
+    int32_t oldest, newest;   /* -1 = none is idle */
+    uint32_t n_idle;
 };
 
 struct kv_pool {
@@ -31,12 +38,35 @@ struct kv_pool {
     uint32_t n_open;       /* sequences */
 };
 
-/* Take a free block (reference count 1, generation raised); -1 where none is free. */
+/* Take a free block, or else the one that is idle for longest (reference count 1, generation
+ * raised); -1 where there is neither. */
 int32_t kv_blocks_take(struct kv_blocks *b);
 /* One more owner of a block in use. */
 void kv_blocks_share(struct kv_blocks *b, int32_t id);
 /* One owner less; the last one frees it. */
 void kv_blocks_put(struct kv_blocks *b, int32_t id);
+/* The index becomes an owner of a block in use, or ceases to be. */
+void kv_blocks_keep(struct kv_blocks *b, int32_t id, int32_t entry);
+void kv_blocks_unkeep(struct kv_blocks *b, int32_t id);
+
+/* prefix.c: let go of an idle block. */
+void kv_prefix_evict(struct kv_prefix *x, const struct kv_blocks *b, int32_t id);
+
+/* seq.c, for the index. How far a sequence's pages are indexed, and the hash of what they hold. */
+struct kv_chain {
+    uint32_t pages;
+    uint8_t hash[32];
+};
+struct kv_chain *kv_seq_chain(struct kv_seq *s);
+struct kv_pool *kv_seq_pool(const struct kv_seq *s);
+/* The block with page i, -1 where the sequence does not hold all of its positions. */
+int32_t kv_seq_page(const struct kv_seq *s, enum kv_group group, uint32_t i);
+/* First page that a group needs when the next query stands at `position`. */
+uint32_t kv_needed_page(const struct kv_geometry *g, enum kv_group group, uint32_t position);
+/* Begin an empty sequence with pages of others: [0, n_pages), those of each group from where a
+ * query at `position` needs them. pages[group] is [n_pages]. */
+void kv_seq_borrow(struct kv_seq *s, uint32_t n_pages, uint32_t position,
+                   int32_t *const pages[KV_N_GROUPS]);
 
 const struct kv_geometry *kv_seq_geometry(const struct kv_seq *s);
 

@@ -81,10 +81,16 @@ static int blocks_init(struct kv_blocks *b, const struct kv_geometry *g, uint32_
     b->free = base_try_alloc(b->n_blocks + 1u, sizeof *b->free, e);
     b->refs = base_try_alloc(b->n_blocks + 1u, sizeof *b->refs, e);
     b->generation = base_try_alloc(b->n_blocks + 1u, sizeof *b->generation, e);
-    if (!b->free || !b->refs || !b->generation)
+    b->entry = base_try_alloc(b->n_blocks + 1u, sizeof *b->entry, e);
+    b->older = base_try_alloc(b->n_blocks + 1u, sizeof *b->older, e);
+    b->newer = base_try_alloc(b->n_blocks + 1u, sizeof *b->newer, e);
+    if (!b->free || !b->refs || !b->generation || !b->entry || !b->older || !b->newer)
         return BATON_ERR_NOMEM;
-    for (uint32_t i = 0; i < b->n_blocks; i++)
+    b->oldest = b->newest = -1;
+    for (uint32_t i = 0; i < b->n_blocks; i++) {
         b->free[i] = (int32_t)(b->n_blocks - 1 - i); /* block 0 goes out first */
+        b->entry[i] = -1;
+    }
     b->n_free = b->n_blocks;
     return 0;
 }
@@ -172,6 +178,9 @@ void kv_pool_close(struct kv_pool *p)
         free(p->group[g].free);
         free(p->group[g].refs);
         free(p->group[g].generation);
+        free(p->group[g].entry);
+        free(p->group[g].older);
+        free(p->group[g].newer);
     }
     if (p->memory)
         base_map_free(p->memory, p->memory_bytes);
@@ -197,8 +206,13 @@ uint32_t kv_pool_used(const struct kv_pool *p)
 {
     uint32_t used = 0;
     for (int g = 0; g < KV_N_GROUPS; g++)
-        used += p->group[g].n_blocks - p->group[g].n_free;
+        used += p->group[g].n_blocks - p->group[g].n_free - p->group[g].n_idle;
     return used;
+}
+
+uint32_t kv_pool_idle(const struct kv_pool *p)
+{
+    return p->group[KV_GLOBAL].n_idle + p->group[KV_LOCAL].n_idle;
 }
 
 uint32_t kv_pool_capacity(const struct kv_pool *p)
@@ -217,6 +231,8 @@ void kv_pool_poison(struct kv_pool *p)
 
 int32_t kv_blocks_take(struct kv_blocks *b)
 {
+    if (b->n_free == 0 && b->n_idle > 0)
+        kv_prefix_evict(b->prefix, b, b->oldest);
     if (b->n_free == 0)
         return -1;
     int32_t id = b->free[--b->n_free];
@@ -226,8 +242,44 @@ int32_t kv_blocks_take(struct kv_blocks *b)
     return id;
 }
 
+/* ---- idle blocks -------------------------------------------------------------------------- */
+
+static bool is_idle(const struct kv_blocks *b, int32_t id)
+{
+    return b->entry[id] >= 0 && b->refs[id] == 1;
+}
+
+static void idle_add(struct kv_blocks *b, int32_t id)
+{
+    b->older[id] = b->newest;
+    b->newer[id] = -1;
+    if (b->newest >= 0)
+        b->newer[b->newest] = id;
+    else
+        b->oldest = id;
+    b->newest = id;
+    b->n_idle++;
+}
+
+static void idle_remove(struct kv_blocks *b, int32_t id)
+{
+    if (b->older[id] >= 0)
+        b->newer[b->older[id]] = b->newer[id];
+    else
+        b->oldest = b->newer[id];
+    if (b->newer[id] >= 0)
+        b->older[b->newer[id]] = b->older[id];
+    else
+        b->newest = b->older[id];
+    b->n_idle--;
+}
+
+/* ---- owners ------------------------------------------------------------------------------- */
+
 void kv_blocks_share(struct kv_blocks *b, int32_t id)
 {
+    if (is_idle(b, id))
+        idle_remove(b, id);
     b->refs[id]++;
 }
 
@@ -235,4 +287,20 @@ void kv_blocks_put(struct kv_blocks *b, int32_t id)
 {
     if (--b->refs[id] == 0)
         b->free[b->n_free++] = id;
+    else if (is_idle(b, id))
+        idle_add(b, id);
+}
+
+void kv_blocks_keep(struct kv_blocks *b, int32_t id, int32_t entry)
+{
+    b->entry[id] = entry;
+    b->refs[id]++;
+}
+
+void kv_blocks_unkeep(struct kv_blocks *b, int32_t id)
+{
+    if (is_idle(b, id))
+        idle_remove(b, id);
+    b->entry[id] = -1;
+    kv_blocks_put(b, id);
 }

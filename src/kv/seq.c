@@ -17,6 +17,8 @@ struct kv_table {
 struct kv_seq {
     struct kv_pool *pool;
     uint32_t length;
+    uint32_t borrowed; /* pages, before the sequence was imported */
+    struct kv_chain chain;
     struct kv_table table[KV_N_GROUPS];
     struct baton_kv_view *views; /* [n_layers] */
 };
@@ -82,9 +84,10 @@ void kv_seq_close(struct kv_seq *s)
 {
     if (!s)
         return;
+    /* The last page first: a page is of use only with those before it, so it is forgotten first. */
     for (int g = 0; g < KV_N_GROUPS; g++) {
         struct kv_table *t = &s->table[g];
-        for (uint32_t i = t->begin; i < t->end; i++)
+        for (uint32_t i = t->end; i-- > t->begin;)
             if (t->blocks[i] >= 0)
                 kv_blocks_put(&s->pool->group[g], t->blocks[i]);
         free(t->blocks);
@@ -94,21 +97,24 @@ void kv_seq_close(struct kv_seq *s)
     free(s);
 }
 
-/* First block that a table still needs when the next query stands at `position`. */
-static uint32_t needed_from(const struct kv_seq *s, enum kv_group group, uint32_t position)
+uint32_t kv_needed_page(const struct kv_geometry *g, enum kv_group group, uint32_t position)
 {
-    uint32_t window = s->pool->geometry.window;
-    if (group == KV_GLOBAL || position < window)
+    if (group == KV_GLOBAL || position < g->window)
         return 0;
-    return (position - window + 1) / KV_BLOCK;
+    return (position - g->window + 1) / KV_BLOCK;
 }
 
-/* Blocks of [begin, from) that become free when this sequence lets go of them. */
+static uint32_t needed_from(const struct kv_seq *s, enum kv_group group, uint32_t position)
+{
+    return kv_needed_page(&s->pool->geometry, group, position);
+}
+
+/* Blocks of [begin, from) that can be taken when this sequence lets go of them. */
 static uint32_t count_freed(const struct kv_table *t, const struct kv_blocks *b, uint32_t from)
 {
     uint32_t n = 0;
     for (uint32_t i = t->begin; i < from && i < t->end; i++)
-        n += t->blocks[i] >= 0 && b->refs[t->blocks[i]] == 1;
+        n += t->blocks[i] >= 0 && b->refs[t->blocks[i]] - (b->entry[t->blocks[i]] >= 0) == 1;
     return n;
 }
 
@@ -136,7 +142,7 @@ static int tables_move(struct kv_seq *s, uint32_t position, uint64_t end, struct
         uint32_t from = needed_from(s, (enum kv_group)g, position);
         uint32_t have = t->end > from ? t->end : from;
         uint32_t want = to > have ? to - have : 0;
-        uint32_t room = b->n_free + count_freed(t, b, from);
+        uint32_t room = b->n_free + b->n_idle + count_freed(t, b, from);
         if (b->n_layers && (want > room || to > s->pool->table_blocks))
             return base_fail(e, BATON_ERR_BUSY, "KV pool: %u %s blocks wanted, %u free of %u", want,
                              g == KV_LOCAL ? "local" : "global", room, b->n_blocks);
@@ -163,7 +169,8 @@ int kv_seq_reserve(struct kv_seq *s, uint32_t n_rows, struct baton_error *e)
 
 int kv_seq_reserve_import(struct kv_seq *s, uint32_t length, struct baton_error *e)
 {
-    if (s->length != 0 || s->table[KV_GLOBAL].end != 0 || s->table[KV_LOCAL].end != 0)
+    if (s->length != 0 || s->table[KV_GLOBAL].end > s->borrowed ||
+        s->table[KV_LOCAL].end > s->borrowed)
         return base_fail(e, BATON_ERR_USAGE, "an import needs an empty sequence, this one has %u",
                          s->length);
     int rc = tables_move(s, length, length, e);
@@ -236,4 +243,44 @@ uint64_t kv_seq_generations(const struct kv_seq *s)
     base_sha256_final(&h, sum);
     memcpy(&out, sum, sizeof out);
     return out;
+}
+
+/* ---- pages of others ---------------------------------------------------------------------- */
+
+struct kv_chain *kv_seq_chain(struct kv_seq *s)
+{
+    return &s->chain;
+}
+
+struct kv_pool *kv_seq_pool(const struct kv_seq *s)
+{
+    return s->pool;
+}
+
+int32_t kv_seq_page(const struct kv_seq *s, enum kv_group group, uint32_t i)
+{
+    const struct kv_table *t = &s->table[group];
+    bool whole = i >= t->begin && i < t->end && (uint64_t)i * KV_BLOCK >= t->first &&
+                 (uint64_t)(i + 1) * KV_BLOCK <= s->length;
+    return whole ? t->blocks[i] : -1;
+}
+
+void kv_seq_borrow(struct kv_seq *s, uint32_t n_pages, uint32_t position,
+                   int32_t *const pages[KV_N_GROUPS])
+{
+    for (int g = 0; g < KV_N_GROUPS; g++) {
+        struct kv_blocks *b = &s->pool->group[g];
+        struct kv_table *t = &s->table[g];
+        uint32_t from = needed_from(s, (enum kv_group)g, position);
+        if (b->n_layers == 0)
+            continue;
+        t->begin = from < n_pages ? from : n_pages;
+        t->end = n_pages;
+        t->first = t->begin * KV_BLOCK;
+        for (uint32_t i = t->begin; i < n_pages; i++) {
+            kv_blocks_share(b, pages[g][i]);
+            t->blocks[i] = pages[g][i];
+        }
+    }
+    s->borrowed = n_pages;
 }

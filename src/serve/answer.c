@@ -27,8 +27,9 @@ static json_t *usage(const struct serve_job *j)
     json_int_t out = 0, in = (json_int_t)j->prompt_tokens;
     for (uint32_t i = 0; i < j->n_choices; i++)
         out += j->choices[i].n_out;
-    json_t *u = json_pack("{s:I,s:I,s:I}", "prompt_tokens", in, "completion_tokens", out,
-                          "total_tokens", in + out);
+    json_t *u = json_pack("{s:I,s:I,s:I,s:{s:I}}", "prompt_tokens", in, "completion_tokens", out,
+                          "total_tokens", in + out, "prompt_tokens_details", "cached_tokens",
+                          (json_int_t)j->cached_tokens);
     if (j->serve->role == SERVE_DECODE)
         json_object_set_new(u, "baton", source(j));
     return u;

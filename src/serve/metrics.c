@@ -95,7 +95,7 @@ static void sources(struct page *g, const struct serve_metrics *m)
     static const char name[] = "vllm:prompt_tokens_by_source_total";
     type(g, name, "counter");
     value(g, name, ",source=\"local_compute\"", (double)m->computed_tokens);
-    value(g, name, ",source=\"local_cache_hit\"", 0);
+    value(g, name, ",source=\"local_cache_hit\"", (double)m->cached_tokens);
     value(g, name, ",source=\"external_kv_transfer\"", (double)m->pulled_tokens);
 }
 
@@ -185,10 +185,25 @@ static void lanes(struct page *g, const struct engine_load *l)
     single(g, "baton:lanes", "gauge", l->lanes);
     single(g, "baton:lanes_active", "gauge", l->lanes_used);
     single(g, "baton:kv_blocks_used", "gauge", l->blocks_used);
+    single(g, "baton:kv_blocks_cached", "gauge", l->blocks_cached);
     type(g, steps, "counter");
     for (uint32_t i = 1; i <= l->lanes; i++) {
         snprintf(label, sizeof label, ",lanes=\"%u\"", i);
         value(g, steps, label, (double)l->steps_by_lanes[i]);
+    }
+}
+
+/* Tokens. Names as older and newer dashboards have them, with what Python's client appends. */
+static void prefixes(struct page *g, const struct engine_load *l)
+{
+    static const char *const names[] = {"vllm:prefix_cache", "vllm:gpu_prefix_cache"};
+    static const char *const ends[] = {"", "_total"};
+    char name[64];
+    for (unsigned i = 0; i < 4; i++) {
+        snprintf(name, sizeof name, "%s_queries%s", names[i / 2], ends[i % 2]);
+        single(g, name, "counter", (double)l->prefix_queries);
+        snprintf(name, sizeof name, "%s_hits%s", names[i / 2], ends[i % 2]);
+        single(g, name, "counter", (double)l->prefix_hits);
     }
 }
 
@@ -202,9 +217,7 @@ static void cache(struct page *g, const struct engine_load *l)
     snprintf(label, sizeof label, ",block_size=\"%u\",num_gpu_blocks=\"%u\"", l->block_positions,
              l->blocks);
     value(g, "vllm:cache_config_info", label, 1);
-    /* Nothing is reused yet. */
-    single(g, "vllm:prefix_cache_queries", "counter", 0);
-    single(g, "vllm:prefix_cache_hits", "counter", 0);
+    prefixes(g, l);
 }
 
 /* Without the folder's own. */

@@ -104,11 +104,11 @@ static json_t *load_json(const struct serve *s, const struct engine_load *l)
     json_t *steps = json_array();
     for (uint32_t i = 1; i <= l->lanes; i++)
         json_array_append_new(steps, json_integer((json_int_t)l->steps_by_lanes[i]));
-    return json_pack("{s:{s:i,s:i,s:o},s:{s:i,s:i},s:{s:i,s:i,s:i}}", "lanes", "n", (int)l->lanes,
-                     "used", (int)l->lanes_used, "steps_by_lanes", steps, "queue", "waiting",
-                     open > l->lanes_used ? (int)(open - l->lanes_used) : 0, "max",
+    return json_pack("{s:{s:i,s:i,s:o},s:{s:i,s:i},s:{s:i,s:i,s:i,s:i}}", "lanes", "n",
+                     (int)l->lanes, "used", (int)l->lanes_used, "steps_by_lanes", steps, "queue",
+                     "waiting", open > l->lanes_used ? (int)(open - l->lanes_used) : 0, "max",
                      (int)s->max_queue, "kv", "blocks", (int)l->blocks, "used", (int)l->blocks_used,
-                     "block_positions", (int)l->block_positions);
+                     "cached", (int)l->blocks_cached, "block_positions", (int)l->block_positions);
 }
 
 static json_t *counts_json(struct serve *s)

@@ -56,9 +56,12 @@ static void note_prompt(struct serve_choice *c, uint64_t first_ns)
     struct baton_stats st = {.struct_size = sizeof st};
     if (c->request)
         baton_request_stats(c->request, &st);
-    if (c->nth == 0)
+    if (c->nth == 0) {
         serve_metrics_add(m, st.slots ? &m->pulled_tokens : &m->computed_tokens,
-                          j->ask.prompts[c->prompt].n_ids);
+                          j->ask.prompts[c->prompt].n_ids - st.cached_tokens);
+        serve_metrics_add(m, &m->cached_tokens, st.cached_tokens);
+        j->cached_tokens += st.cached_tokens;
+    }
     if (c->index == 0) {
         j->first_ns = first_ns;
         j->st = st;

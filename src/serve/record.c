@@ -117,6 +117,7 @@ void serve_record_write(struct serve *s, const struct serve_job *j, bool gone)
     json_object_set_new(doc, "client_gone", json_boolean(gone));
     json_object_set_new(doc, "choices", json_integer(j->n_choices));
     json_object_set_new(doc, "prompt_tokens", json_integer((json_int_t)j->prompt_tokens));
+    json_object_set_new(doc, "cached_tokens", json_integer((json_int_t)j->cached_tokens));
     json_object_set_new(doc, "output_tokens", json_integer(out));
     const char *finish = j->choices[0].finish;
     json_object_set_new(doc, "finish", finish ? json_string(finish) : json_null());

@@ -191,10 +191,10 @@ struct serve_job {
     struct serve_ask ask;
     /* pump */
     struct serve_job *next;
-    struct serve_choice *choices; /* [n_choices] */
-    uint32_t n_choices, n_open;   /* not over */
-    uint64_t prompt_tokens;
-    bool cancelled;        /* its requests were told */
+    struct serve_choice *choices;          /* [n_choices] */
+    uint32_t n_choices, n_open;            /* not over */
+    uint64_t prompt_tokens, cached_tokens; /* cached: of them, neither computed nor pulled */
+    bool cancelled;                        /* its requests were told */
     bool claimed;          /* its ticket is the engine's affair; else it is released with the job */
     uint64_t renew_ns;     /* when its ticket is to be renewed while it waits */
     uint64_t begun_ns;     /* when its first choice went to the engine */
@@ -257,8 +257,8 @@ struct serve_metrics {
     pthread_mutex_t lock;
     struct serve_histogram ttft, itl, e2e;
     uint64_t prompt_tokens, generation_tokens;
-    uint64_t computed_tokens, pulled_tokens; /* of the prompts, by where they were computed */
-    struct serve_histogram wait, transfer, import, verify; /* of pulls, to the first token */
+    uint64_t computed_tokens, cached_tokens, pulled_tokens; /* of the prompts, by their source */
+    struct serve_histogram wait, transfer, import, verify;  /* of pulls, to the first token */
     uint64_t handoff_bytes;
     uint64_t verified, unverified, local, failed; /* pulls, by what became of them */
     uint64_t causes[SERVE_CAUSES];                /* of local and failed */

@@ -150,6 +150,37 @@ def choices_and_seeds(rng):
         assert len(set(plain)) < len(plain) and len(set(hard)) == len(hard), (plain, hard)
 
 
+def prompts_that_begin_alike(rng):
+    """What was found of a prompt is told, counted, and changes no token; `off` finds nothing."""
+    system, tokens = random_ids(rng, 64 * 3 + 5), {"temperature": 0, "ignore_eos": True, "max_tokens": 70,
+                                                   "return_token_ids": True}
+    asks, tail = [system + random_ids(rng, 10), system + random_ids(rng, 80)], random_ids(rng, 3)
+    for flags in ([], ["--prefix-cache", "off"]):
+        with Server("qwen3-tiny", *flags) as s:
+            def ask(ids, **more):
+                doc = s.good(COMPLETIONS, dict(tokens, prompt=ids, **more))
+                return [c["token_ids"] for c in doc["choices"]], doc["usage"]["prompt_tokens_details"]["cached_tokens"]
+            (first,), none = ask(asks[0])
+            (second,), shared = ask(asks[1])
+            turn = asks[0] + first + tail  # the answer's pages were filled by steps
+            (third,), chat = ask(turn)
+            both, two = ask([asks[0], turn], n=2)
+            found = [none, shared, chat, two]
+            if not flags:
+                want = [first, second, third]
+                assert found == [0, 64 * 3, 64 * 4, 64 * 3 + 64 * 4], found
+                assert s.good("/baton/v1/status")["kv"]["cached"] == s.metric("baton:kv_blocks_cached") > 0
+            else:
+                assert [first, second, third] == want and found == [0, 0, 0, 0], found
+            assert both == [want[0], want[0], want[2], want[2]]
+            # the second choice of a prompt looks its whole beginning up too
+            hits = sum(found) + two if not flags else 0
+            for name in ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total"):
+                assert s.metric(name) == hits, (name, s.metric(name), hits)
+            assert s.metric("vllm:prompt_tokens_by_source_total", source="local_cache_hit") == sum(found)
+            s.wait_idle()
+
+
 def stop_strings(rng):
     with Server("qwen3-small") as s:
         for _ in range(20):  # some random prompts make it say special tokens, which are no text
@@ -402,7 +433,8 @@ def draining_finishes_what_runs(rng):
     run.close()
 
 
-main([concurrent_streams_are_native, many_clients_all_get_theirs, whole_and_stream_agree, choices_and_seeds, stop_strings, log_probabilities,
+main([concurrent_streams_are_native, many_clients_all_get_theirs, whole_and_stream_agree, choices_and_seeds, prompts_that_begin_alike,
+      stop_strings, log_probabilities,
       bad_values_are_named, paths_sizes_and_connections, keys_are_asked_for, https,
       bad_flags_are_named, full_queue_is_429,
       vanished_clients_leave_nothing, slow_readers_hold_no_lane, draining_finishes_what_runs])

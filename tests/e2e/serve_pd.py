@@ -250,7 +250,8 @@ def alone_it_prefills_itself(rng):
             assert doc["choices"][0]["token_ids"] == want
             assert doc["usage"]["baton"] == {"prompt_source": "local_compute", "handoff": None}
         assert len(pair.d.good(COMPLETIONS, dict(ask, n=3))["choices"]) == 3
-        assert pair.d.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == 280
+        for source, n in (("local_compute", 70 + 3 * 6), ("local_cache_hit", 3 * 64)):
+            assert pair.d.metric("vllm:prompt_tokens_by_source_total", source=source) == n
         for prefer in ("if-available", "wait=9, If-Available;x=1"):
             status, doc, _ = pair.d.ask(COMPLETIONS, ask, {"Prefer": prefer, "EPP-Profile": "decode"})
             assert status == 412, (status, doc)
