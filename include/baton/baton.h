@@ -140,6 +140,9 @@ struct baton_engine_options {
     bool prefix_cache;  /* keep the pages of requests that are over, as long as nobody needs the
                            room, and do not compute again what a later prompt begins with. Logits
                            are the same bits with and without */
+    uint64_t kv_bytes;  /* of the KV pool; 0 = for `lanes` requests of `ctx` positions. With less,
+                           requests wait for one another's pages; more is for prefix_cache.
+                           BATON_ERR_USAGE where it does not hold one request of `ctx` */
 };
 int baton_engine_open(struct baton_model *m, const struct baton_engine_options *o,
                       struct baton_engine **out, struct baton_error *e);

@@ -41,6 +41,24 @@ int cli_parse_u32(const char *name, const char *value, uint32_t min, uint32_t ma
     return 0;
 }
 
+int cli_parse_bytes(const char *name, const char *value, uint64_t *out, struct baton_error *e)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    errno = 0;
+    unsigned long long n = strtoull(value, &end, 10);
+    bool good = value[0] >= '0' && value[0] <= '9' && errno == 0;
+    const char *unit = *end ? strchr(units, *end) : NULL;
+    unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
+    const char *rest = unit ? end + 1 : end;
+    good &= !*rest || !strcmp(rest, "B") || (unit && !strcmp(rest, "iB"));
+    if (!good || n > UINT64_MAX >> shift)
+        return base_fail(e, BATON_ERR_USAGE, "%s: '%.40s' is no size such as 512M or 2G", name,
+                         value);
+    *out = (uint64_t)n << shift;
+    return 0;
+}
+
 int cli_parse_f32(const char *name, const char *value, float min, float max, float *out,
                   struct baton_error *e)
 {

@@ -66,6 +66,8 @@ int cli_parse(int argc, char **argv, const struct cli_syntax *x, struct cli_comm
 int cli_parse_u32(const char *name, const char *value, uint32_t min, uint32_t max, uint32_t *out,
                   struct baton_error *e);
 int cli_parse_u64(const char *name, const char *value, uint64_t *out, struct baton_error *e);
+/* Bytes: a whole number, or one with K, M, G or T behind it (1024 each), as 512M or 2GiB. */
+int cli_parse_bytes(const char *name, const char *value, uint64_t *out, struct baton_error *e);
 int cli_parse_f32(const char *name, const char *value, float min, float max, float *out,
                   struct baton_error *e);
 /* "1,2,3" to a malloc'ed array. Empty text is an error. */

@@ -32,6 +32,8 @@ static const char help[] =
     "                        8192)\n"
     "  --threads N           compute threads (default: one a core)\n"
     "  --cpus LIST           run on these CPUs only, e.g. 0,2-3\n"
+    "  --kv-mem SIZE         of the KV cache, e.g. 512M, 2G (default: as much as all lanes need\n"
+    "                        at --ctx). With less, requests wait for pages; more keeps prefixes\n"
     "  --prefix-cache on|off keep pages of requests that are over, while nobody needs the room,\n"
     "                        for prompts that begin alike (default on)\n"
     "  --role ROLE           both (default); prefill: answers with a ticket for the cache that it\n"
@@ -84,6 +86,7 @@ enum {
     OPT_KEY,
     OPT_REQUEST_LOG,
     OPT_PREFIX_CACHE,
+    OPT_KV_MEM,
     OPT_UNBUILT,
 };
 
@@ -104,7 +107,7 @@ static const struct option options[] = {
     {"tls-cert", required_argument, NULL, OPT_CERT},
     {"tls-key", required_argument, NULL, OPT_KEY},
     {"kv-blocks", required_argument, NULL, OPT_UNBUILT},
-    {"kv-mem", required_argument, NULL, OPT_UNBUILT},
+    {"kv-mem", required_argument, NULL, OPT_KV_MEM},
     {"kv-host", required_argument, NULL, OPT_KV_HOST},
     {"kv-port", required_argument, NULL, OPT_KV_PORT},
     {"kv-advertise", required_argument, NULL, OPT_KV_ADVERTISE},
@@ -126,6 +129,7 @@ struct args {
     struct cli_common common;
     const char *model, *pin, *device, *cpus, *name;
     bool no_prefix_cache;
+    uint64_t kv_bytes;
     uint32_t lanes, ctx, threads, port, max_queue;
     struct serve_options serve;
     struct serve_kv kv;
@@ -147,6 +151,12 @@ static int parse_switch(const char *name, const char *value, bool *off, struct b
     int rc = cli_parse_word(name, value, words, &word, e);
     *off = word == 1;
     return rc;
+}
+
+static int parse_kv_mem(const char *value, uint64_t *bytes, struct baton_error *e)
+{
+    int rc = cli_parse_bytes("--kv-mem", value, bytes, e);
+    return rc == 0 && *bytes == 0 ? base_fail(e, BATON_ERR_USAGE, "--kv-mem: 0 bytes") : rc;
 }
 
 /* Options of the HTTP side. Returns 1 where `opt` is none of them. */
@@ -177,7 +187,7 @@ static int parse_http(int opt, const char *v, struct args *a, struct baton_error
         return 0;
     case OPT_UNBUILT:
         return base_fail(e, BATON_ERR_UNSUPPORTED,
-                         "an option of the page pool's size, of probes or of audits was given: "
+                         "--kv-blocks, or an option of probes or of audits, was given: "
                          "these are not built yet");
     default:
         return 1;
@@ -210,6 +220,8 @@ static int parse_option(void *args, int opt, const char *v, struct baton_error *
         return 0;
     case OPT_PREFIX_CACHE:
         return parse_switch("--prefix-cache", v, &a->no_prefix_cache, e);
+    case OPT_KV_MEM:
+        return parse_kv_mem(v, &a->kv_bytes, e);
     default: {
         int rc = parse_http(opt, v, a, e);
         return rc == 1 ? cli_serve_kv_take(&a->kv, opt, v, e) : rc;
@@ -266,7 +278,8 @@ static int open_engine(const struct args *a, struct parts *p, struct baton_error
                                       .lanes = a->lanes,
                                       .ctx = a->ctx,
                                       .threads = a->threads,
-                                      .prefix_cache = !a->no_prefix_cache};
+                                      .prefix_cache = !a->no_prefix_cache,
+                                      .kv_bytes = a->kv_bytes};
     cli_serve_kv_engine(&a->kv, &eo);
     int rc = baton_model_open(&mo, &p->model, e);
     if (rc == 0)

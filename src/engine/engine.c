@@ -132,10 +132,37 @@ static int check_device(struct baton_engine *en, uint32_t chunk, struct baton_er
     return 0;
 }
 
+/* Make the pool as large as was asked for. What sequences may need of local layers stays, so fewer
+ * bytes are fewer global pages; more bytes are more pages of both kinds. */
+static int fit_pool(struct baton_engine *en, uint64_t kv_bytes, struct kv_pool_size *size,
+                    struct baton_error *e)
+{
+    uint64_t global, local, pages = (en->ctx + KV_BLOCK - 1) / KV_BLOCK;
+    kv_geometry_bytes(&en->geometry, &global, &local);
+    uint64_t windows = size->local_blocks * local, full = windows + size->global_blocks * global;
+    if (kv_bytes < windows + pages * global)
+        return base_fail(
+            e, BATON_ERR_USAGE,
+            "a KV pool of %llu bytes does not hold one request: %u positions, with the "
+            "windows of %u sequences, are %llu bytes",
+            (unsigned long long)kv_bytes, en->ctx, local ? en->max_seqs : 0,
+            (unsigned long long)(windows + pages * global));
+    if (kv_bytes >= full) {
+        uint64_t more = (kv_bytes - full) / (global + local);
+        size->global_blocks += more;
+        size->local_blocks += local ? more : 0;
+    } else {
+        size->global_blocks = (kv_bytes - windows) / global;
+    }
+    if (size->global_blocks <= INT32_MAX) /* else the pool can't be opened */
+        en->max_blocks = (uint32_t)size->global_blocks;
+    return 0;
+}
+
 /* Producer and consumer keep twice as many sequences as lanes, within the same pages, so that one
  * request travels while another computes; a producer that listens four times as many, since held
  * requests wait for their consumers. */
-static int open_pool(struct baton_engine *en, struct baton_error *e)
+static int open_pool(struct baton_engine *en, uint64_t kv_bytes, struct baton_error *e)
 {
     const struct baton_caps *caps = device_caps(en->binding->device);
     uint64_t positions = (uint64_t)en->lanes * en->ctx;
@@ -146,8 +173,12 @@ static int open_pool(struct baton_engine *en, struct baton_error *e)
                          en->ctx);
     en->max_seqs = en->role == BATON_BOTH ? en->lanes : en->listens ? 4 * en->lanes : 2 * en->lanes;
     en->max_blocks = en->lanes * ((en->ctx + KV_BLOCK - 1) / KV_BLOCK);
+    struct kv_pool_size size;
     engine_geometry(model_config_of(en->model->model), caps->kv_dtype, &en->geometry);
-    int rc = kv_pool_open(&en->pool, &en->geometry, (uint32_t)positions, en->max_seqs, chunk, e);
+    kv_pool_size(&en->geometry, (uint32_t)positions, en->max_seqs, chunk, &size);
+    int rc = kv_bytes ? fit_pool(en, kv_bytes, &size, e) : 0;
+    if (rc == 0)
+        rc = kv_pool_open_sized(&en->pool, &en->geometry, &size, e);
     if (rc == 0) {
         lent.host = kv_pool_memory(en->pool);
         lent.bytes = (size_t)kv_pool_bytes(en->pool);
@@ -190,7 +221,7 @@ static int open_parts(struct baton_engine *en, const struct baton_engine_options
     if (rc == 0)
         rc = check_device(en, o->chunk, e);
     if (rc == 0)
-        rc = open_pool(en, e);
+        rc = open_pool(en, o->kv_bytes, e);
     return rc || !o->prefix_cache ? rc : engine_reuse_open(en, e);
 }
 

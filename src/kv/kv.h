@@ -40,6 +40,14 @@ struct kv_pool;
  * names the bytes asked for and available. */
 int kv_pool_open(struct kv_pool **out, const struct kv_geometry *g, uint32_t n_tokens,
                  uint32_t n_seqs, uint32_t chunk, struct baton_error *e);
+/* The same in two steps: the blocks that come to it, and a pool of so many blocks or more. */
+struct kv_pool_size {
+    uint64_t global_blocks, local_blocks; /* local 0 where the model has no local layers */
+};
+void kv_pool_size(const struct kv_geometry *g, uint32_t n_tokens, uint32_t n_seqs, uint32_t chunk,
+                  struct kv_pool_size *out);
+int kv_pool_open_sized(struct kv_pool **out, const struct kv_geometry *g,
+                       const struct kv_pool_size *size, struct baton_error *e);
 void kv_pool_close(struct kv_pool *p); /* NULL is fine; logs an error when blocks are still out */
 const struct kv_geometry *kv_pool_geometry(const struct kv_pool *p);
 uint64_t kv_pool_bytes(const struct kv_pool *p);

@@ -125,40 +125,55 @@ static int map_memory(struct kv_pool *p, struct baton_error *e)
     return 0;
 }
 
-static int pool_init(struct kv_pool *p, uint32_t n_tokens, uint32_t n_seqs, uint32_t chunk,
-                     struct baton_error *e)
+void kv_pool_size(const struct kv_geometry *g, uint32_t n_tokens, uint32_t n_seqs, uint32_t chunk,
+                  struct kv_pool_size *out)
 {
-    const struct kv_geometry *g = &p->geometry;
-    uint64_t n_global = blocks_of(n_tokens, n_seqs);
     uint64_t a_seq = blocks_unaligned((uint64_t)g->window - 1 + chunk);
     uint64_t longest = blocks_of(n_tokens, 1);
-    uint64_t n_local = n_seqs * (a_seq < longest ? a_seq : longest);
-    if (n_global > INT32_MAX || n_local > INT32_MAX)
-        return base_fail(e, BATON_ERR_NOMEM, "KV pool: %u positions for %u sequences", n_tokens,
-                         n_seqs);
+    out->global_blocks = blocks_of(n_tokens, n_seqs);
+    out->local_blocks = count_local(g) ? n_seqs * (a_seq < longest ? a_seq : longest) : 0;
+}
+
+static int pool_init(struct kv_pool *p, const struct kv_pool_size *size, struct baton_error *e)
+{
+    const struct kv_geometry *g = &p->geometry;
+    if (size->global_blocks > INT32_MAX || size->local_blocks > INT32_MAX)
+        return base_fail(e, BATON_ERR_NOMEM, "KV pool: %llu and %llu blocks asked for",
+                         (unsigned long long)size->global_blocks,
+                         (unsigned long long)size->local_blocks);
     uint32_t local_layers = count_local(g);
-    p->table_blocks = (uint32_t)n_global;
-    int rc = blocks_init(&p->group[KV_GLOBAL], g, g->n_layers - local_layers, (uint32_t)n_global,
-                         e);
+    p->table_blocks = (uint32_t)size->global_blocks;
+    int rc = blocks_init(&p->group[KV_GLOBAL], g, g->n_layers - local_layers, p->table_blocks, e);
     if (rc == 0)
-        rc = blocks_init(&p->group[KV_LOCAL], g, local_layers, (uint32_t)n_local, e);
+        rc = blocks_init(&p->group[KV_LOCAL], g, local_layers, (uint32_t)size->local_blocks, e);
     return rc ? rc : map_memory(p, e);
 }
 
 int kv_pool_open(struct kv_pool **out, const struct kv_geometry *g, uint32_t n_tokens,
                  uint32_t n_seqs, uint32_t chunk, struct baton_error *e)
 {
+    struct kv_pool_size size;
     int rc = geometry_check(g, e);
     if (rc)
         return rc;
     if (n_tokens == 0 || n_seqs == 0 || chunk == 0 || n_tokens > INT32_MAX)
         return base_fail(e, BATON_ERR_USAGE, "KV pool for %u positions, %u sequences, chunks of %u",
                          n_tokens, n_seqs, chunk);
+    kv_pool_size(g, n_tokens, n_seqs, chunk, &size);
+    return kv_pool_open_sized(out, g, &size, e);
+}
+
+int kv_pool_open_sized(struct kv_pool **out, const struct kv_geometry *g,
+                       const struct kv_pool_size *size, struct baton_error *e)
+{
+    int rc = geometry_check(g, e);
+    if (rc)
+        return rc;
     struct kv_pool *p = base_try_alloc(1, sizeof *p, e);
     if (!p)
         return BATON_ERR_NOMEM;
     p->geometry = *g;
-    rc = pool_init(p, n_tokens, n_seqs, chunk, e);
+    rc = pool_init(p, size, e);
     if (rc) {
         kv_pool_close(p);
         return rc;

@@ -6,6 +6,7 @@ usage: serve.py (BATON_BINARY: the program, BATON_SOURCE_ROOT: the tree)
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,6 +27,13 @@ LONG = {"prompt": [5, 6, 7, 8], "max_tokens": 4000, "ignore_eos": True, "tempera
 
 def random_ids(rng, n):
     return [rng.randrange(300, 2000) for _ in range(n)]
+
+
+def sum_of_rows(name):
+    """Bytes of a position's K in all layers, bf16."""
+    with open(os.path.join(model(name), "config.json")) as f:
+        c = json.load(f)
+    return 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"]
 
 
 def user(text):
@@ -179,6 +187,34 @@ def prompts_that_begin_alike(rng):
                 assert s.metric(name) == hits, (name, s.metric(name), hits)
             assert s.metric("vllm:prompt_tokens_by_source_total", source="local_cache_hit") == sum(found)
             s.wait_idle()
+
+
+def little_memory_means_to_wait(rng):
+    """A pool for two of the requests that come: they wait for each other, and all are answered."""
+    asks = [{"prompt": random_ids(rng, 130), "max_tokens": 120, "temperature": 0, "ignore_eos": True,
+             "return_token_ids": True} for _ in range(5)]
+    got = [None] * len(asks)
+
+    def one(i):
+        got[i] = s.good(COMPLETIONS, asks[i])["choices"][0]["token_ids"]
+
+    with Server("qwen3-tiny", "--ctx", "256", "--lanes", "4") as s:
+        label = next(l for l in s.good("/metrics").splitlines() if l.startswith("vllm:cache_config_info"))
+        full = int(re.search(r'num_gpu_blocks="(\d+)"', label)[1])
+        want = [s.good(COMPLETIONS, a)["choices"][0]["token_ids"] for a in asks]
+    page = 2 * 64 * sum_of_rows("qwen3-tiny")
+    with Server("qwen3-tiny", "--ctx", "256", "--lanes", "4", "--kv-mem", str(9 * page - 1)) as s:
+        label = next(l for l in s.good("/metrics").splitlines() if l.startswith("vllm:cache_config_info"))
+        assert int(re.search(r'num_gpu_blocks="(\d+)"', label)[1]) == 8 < full
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(len(asks))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert got == want
+        assert s.metric("baton:decode_steps_total", lanes="2") > 0
+        assert s.metric("baton:decode_steps_total", lanes="3") == s.metric("baton:decode_steps_total", lanes="4") == 0
+        s.wait_idle()
 
 
 def stop_strings(rng):
@@ -345,6 +381,8 @@ def bad_flags_are_named(rng):
     refused(2, "--tls-cert", *tiny, "--tls-cert", "x")
     refused(2, "--lanes", *tiny, "--lanes", "9")
     refused(2, "not built", *tiny, "--audit-sample", "1")
+    refused(2, "--kv-mem", *tiny, "--kv-mem", "12X")
+    refused(2, "one request", *tiny, "--kv-mem", "100K")
     refused(2, "holds no key", *tiny, "--api-key-file", "/dev/null")
     refused(3, "x.pem", *tiny, "--tls-cert", "x.pem", "--tls-key", "x.pem")
     with Server() as s:
@@ -433,7 +471,7 @@ def draining_finishes_what_runs(rng):
     run.close()
 
 
-main([concurrent_streams_are_native, many_clients_all_get_theirs, whole_and_stream_agree, choices_and_seeds, prompts_that_begin_alike,
+main([concurrent_streams_are_native, many_clients_all_get_theirs, whole_and_stream_agree, choices_and_seeds, prompts_that_begin_alike, little_memory_means_to_wait,
       stop_strings, log_probabilities,
       bad_values_are_named, paths_sizes_and_connections, keys_are_asked_for, https,
       bad_flags_are_named, full_queue_is_429,
