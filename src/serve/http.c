@@ -34,7 +34,7 @@ static enum MHD_Result queue(struct MHD_Connection *c, int status, struct MHD_Re
     return done;
 }
 
-static void describe(struct MHD_Response *r, const char *type)
+void serve_http_describe(struct MHD_Response *r, const char *type)
 {
     MHD_add_response_header(r, "Content-Type", type);
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
@@ -56,7 +56,7 @@ static enum MHD_Result reply(struct MHD_Connection *c, int status, const char *t
     if (!r)
         serve_text_free(body);
     else
-        describe(r, type);
+        serve_http_describe(r, type);
     *body = (struct serve_text){0};
     return queue(c, status, r);
 }

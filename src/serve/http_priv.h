@@ -22,6 +22,9 @@ struct serve_call {
     char request_id[96];   /* X-Request-Id, cut; only printable ASCII of it */
 };
 
+struct MHD_Response;
+/* The headers that belong to a content type: the page's say what it may load. */
+void serve_http_describe(struct MHD_Response *r, const char *type);
 /* Which route; problem is set where there is none, where the method or the key is wrong, and while
  * nothing can be answered. authorization may be NULL. */
 void serve_call_route(struct serve_call *c, const char *path, const char *method,

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The proxy's life: opening with everything that can be refused, reloading, draining, closing from
- * any half-built state; and what it counts. */
+ * any half-built state. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <microhttpd.h>
@@ -45,6 +46,7 @@ int serve_proxy_open(const struct serve_proxy_options *o, struct serve_proxy **o
         return BATON_ERR_NOMEM;
     p->options = *o;
     p->listen_fd = -1;
+    p->started = (int64_t)time(NULL);
     pthread_mutex_init(&p->lock, NULL);
     int rc = serve_proxy_reload(p, e);
     if (rc == 0)
@@ -96,84 +98,4 @@ void serve_proxy_close(struct serve_proxy *p)
     serve_members_free(p);
     pthread_mutex_destroy(&p->lock);
     free(p);
-}
-
-/* ---- counts --------------------------------------------------------------------------------- */
-
-void serve_proxy_add(struct serve_proxy *p, uint64_t *counter)
-{
-    pthread_mutex_lock(&p->lock);
-    ++*counter;
-    pthread_mutex_unlock(&p->lock);
-}
-
-void serve_proxy_count(struct serve_proxy *p, struct serve_proxy_counts *out)
-{
-    pthread_mutex_lock(&p->lock);
-    *out = p->counts;
-    pthread_mutex_unlock(&p->lock);
-}
-
-bool serve_proxy_healthy(struct serve_proxy *p)
-{
-    bool any = false;
-    pthread_mutex_lock(&p->lock);
-    for (struct serve_member *m = p->members; m; m = m->next)
-        any |= m->listed && m->up && m->side == SERVE_SIDE_DECODE;
-    pthread_mutex_unlock(&p->lock);
-    return any;
-}
-
-static int line(struct serve_text *out, const char *name, const char *key, const char *word,
-                uint64_t n)
-{
-    return serve_text_printf(out, "%s{%s=\"%s\"} %llu\n", name, key, word, (unsigned long long)n);
-}
-
-static int member_lines(struct serve_text *out, const struct serve_member *m)
-{
-    const struct {
-        const char *name;
-        uint64_t n;
-    } all[] = {{"up", m->up},
-               {"active", m->active},
-               {"requests_total", m->requests},
-               {"failures_total", m->failures}};
-    int rc = 0;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        rc |= serve_text_printf(out, "baton:proxy_member_%s{role=\"%s\",url=\"%s\"} %llu\n",
-                                all[i].name, serve_member_kind(m), m->url,
-                                (unsigned long long)all[i].n);
-    return rc;
-}
-
-int serve_proxy_metrics_text(struct serve_proxy *p, struct serve_text *out)
-{
-    static const char requests[] = "baton:proxy_requests_total";
-    static const char prompts[] = "baton:proxy_prompts_total";
-    pthread_mutex_lock(&p->lock);
-    const struct serve_proxy_counts c = p->counts;
-    int rc = serve_text_printf(out, "# TYPE %s counter\n", requests);
-    rc |= line(out, requests, "result", "finished", c.finished);
-    rc |= line(out, requests, "result", "refused", c.refused);
-    rc |= line(out, requests, "result", "failed", c.failed);
-    rc |= line(out, requests, "result", "cancelled", c.cancelled);
-    rc |= serve_text_printf(out, "# TYPE %s counter\n", prompts);
-    rc |= line(out, prompts, "prefill", "remote", c.remote);
-    rc |= line(out, prompts, "prefill", "local", c.local);
-    rc |= line(out, prompts, "prefill", "fallback", c.fallback);
-    rc |= serve_text_printf(out,
-                            "# TYPE baton:proxy_retries_total counter\n"
-                            "baton:proxy_retries_total %llu\n"
-                            "# TYPE baton:proxy_requests_open gauge\n"
-                            "baton:proxy_requests_open %u\n"
-                            "# TYPE baton:proxy_member_up gauge\n"
-                            "# TYPE baton:proxy_member_active gauge\n"
-                            "# TYPE baton:proxy_member_requests_total counter\n"
-                            "# TYPE baton:proxy_member_failures_total counter\n",
-                            (unsigned long long)c.retries, atomic_load(&p->open));
-    for (struct serve_member *m = p->members; m; m = m->next)
-        rc |= member_lines(out, m);
-    pthread_mutex_unlock(&p->lock);
-    return rc ? BATON_ERR_NOMEM : 0;
 }

@@ -19,16 +19,24 @@ enum {
     STACK_BYTES = 1 << 20
 };
 
-enum route { GENERATE, PASS, HEALTH, VERSION, METRICS };
+enum route { GENERATE, PASS, HEALTH, LOOK };
 
 static const struct {
     const char *path, *method;
     enum route route;
 } routes[] = {
-    {"/v1/completions", "POST", GENERATE}, {"/v1/chat/completions", "POST", GENERATE},
-    {"/v1/models", "GET", PASS},           {"/tokenize", "POST", PASS},
-    {"/detokenize", "POST", PASS},         {"/health", "GET", HEALTH},
-    {"/version", "GET", VERSION},          {"/metrics", "GET", METRICS},
+    /* clang-format off */
+    {"/v1/completions", "POST", GENERATE},
+    {"/v1/chat/completions", "POST", GENERATE},
+    {"/v1/models", "GET", PASS},
+    {"/tokenize", "POST", PASS},
+    {"/detokenize", "POST", PASS},
+    {"/health", "GET", HEALTH},
+    {"/version", "GET", LOOK},
+    {"/metrics", "GET", LOOK},
+    {"/baton/v1/status", "GET", LOOK},
+    {"/", "GET", LOOK},
+    /* clang-format on */
 };
 
 /* One request of a connection. */
@@ -51,8 +59,7 @@ static enum MHD_Result queue(struct call *call, int status, const char *type,
     if (!r)
         return MHD_NO;
     call->answered = true;
-    MHD_add_response_header(r, "Content-Type", type);
-    MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+    serve_http_describe(r, type);
     if (status == 429)
         MHD_add_response_header(r, "Retry-After", "1");
     if (status == 401)
@@ -152,27 +159,44 @@ static enum MHD_Result relay(struct call *call)
               : reply_relayed(call);
 }
 
+static int look(struct serve_proxy *p, const char *path, struct serve_reply *r,
+                struct serve_problem *problem)
+{
+    int rc;
+    if (!strcmp(path, "/"))
+        return serve_page_html(r, problem);
+    if (!strcmp(path, "/baton/v1/status")) {
+        rc = serve_proxy_status(p, &r->body);
+    } else if (!strcmp(path, "/version")) {
+        rc = serve_text_json(&r->body, json_pack("{s:s}", "version", p->options.version));
+    } else {
+        r->type = "text/plain; version=0.0.4; charset=utf-8";
+        rc = serve_proxy_metrics_text(p, &r->body);
+    }
+    return rc ? serve_refuse(problem, 503, "no_memory", NULL, "no memory for the answer") : 0;
+}
+
 static enum MHD_Result dispatch(struct call *call)
 {
     struct serve_proxy *p = call->proxy;
-    struct serve_text body = {0};
+    struct serve_problem *problem = &call->problem;
+    struct serve_reply r = {.status = 200, .type = "application/json"};
     enum route route = routes[call->route].route;
-    if (!call->problem.status && route <= PASS && atomic_load(&p->draining))
-        serve_refuse(&call->problem, 503, "draining", NULL, "the proxy is shutting down");
-    if (!call->problem.status && route == HEALTH && !serve_proxy_healthy(p))
-        serve_refuse(&call->problem, 503, "no_member", NULL, "no decode server is up");
-    if (call->problem.status)
-        return reply_json(call, call->problem.status, serve_problem_json(&call->problem));
+    if (!problem->status && route <= PASS && atomic_load(&p->draining))
+        serve_refuse(problem, 503, "draining", NULL, "the proxy is shutting down");
+    if (!problem->status && route <= PASS)
+        return relay(call);
+    if (!problem->status && route == HEALTH && !serve_proxy_healthy(p))
+        serve_refuse(problem, 503, "no_member", NULL, "no decode server is up");
+    if (!problem->status && route == LOOK)
+        look(p, routes[call->route].path, &r, problem);
+    if (problem->status) {
+        serve_text_free(&r.body);
+        return reply_json(call, problem->status, serve_problem_json(problem));
+    }
     if (route == HEALTH)
         return reply_json(call, 200, json_pack("{s:s}", "status", "ok"));
-    if (route == VERSION)
-        return reply_json(call, 200, json_pack("{s:s}", "version", p->options.version));
-    if (route != METRICS)
-        return relay(call);
-    if (!serve_proxy_metrics_text(p, &body))
-        return reply(call, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
-    serve_text_free(&body);
-    return MHD_NO;
+    return reply(call, r.status, r.type, &r.body);
 }
 
 static void find_route(struct call *call, const char *path, const char *method)

@@ -156,7 +156,7 @@ bool serve_relay_streams(const struct serve_relay *r); /* the answer there is */
 ssize_t serve_relay_read(struct serve_relay *r, char *buf, size_t max);
 void serve_relay_close(struct serve_relay *r); /* zeroed is fine */
 
-/* ---- proxy_http.c, proxy_metrics.c, proxy.c ------------------------------------------------- */
+/* ---- proxy_http.c, proxy_status.c, proxy.c -------------------------------------------------- */
 
 struct serve_proxy {
     struct serve_proxy_options options;
@@ -164,6 +164,7 @@ struct serve_proxy {
     struct MHD_Daemon *daemon;
     int listen_fd; /* once draining began; else -1 */
     uint16_t port;
+    int64_t started; /* UNIX seconds */
     atomic_bool draining, stopping;
     atomic_uint open; /* requests that are not answered */
     pthread_t health;
@@ -180,5 +181,7 @@ void serve_proxy_add(struct serve_proxy *p, uint64_t *counter); /* of p->counts 
 /* Whether a request can be answered: a decode server is up. */
 bool serve_proxy_healthy(struct serve_proxy *p);
 int serve_proxy_metrics_text(struct serve_proxy *p, struct serve_text *out);
+/* The document that the page reads. */
+int serve_proxy_status(struct serve_proxy *p, struct serve_text *out);
 
 #endif

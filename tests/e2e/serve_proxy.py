@@ -7,6 +7,7 @@ usage: serve_proxy.py (BATON_BINARY: the program, BATON_SOURCE_ROOT: the tree)
 import http.server
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -541,6 +542,30 @@ def members_from_a_file(rng):
             c.close()
 
 
+def the_page_and_its_document(rng):
+    """The same page as a server's; what it reads."""
+    with Member(good_prefill) as p, Member(good_decode) as d, Proxy([p], [d], "--min-remote-tokens", "9") as proxy:
+        status, page, headers = proxy.ask("/")
+        assert status == 200 and "default-src 'none'" in headers["Content-Security-Policy"]
+        assert headers["Content-Type"] == "text/html; charset=utf-8" and 'id="members"' in page
+        proxy.good(COMPLETIONS, {"prompt": [1] * 9})
+        proxy.wait_open(0)
+        doc = proxy.good("/baton/v1/status")
+        one = {"up": True, "leaving": False, "active": 0, "requests": 1, "failures": 0}
+        assert doc["members"] == [dict(one, role="prefill", url=url(p)), dict(one, role="decode", url=url(d))], doc
+        assert doc["schema"] == 1 and doc["role"] == "proxy" and doc["min_remote_tokens"] == 9, doc
+        assert doc["requests"] == {"open": 1, "finished": 1, "refused": 0, "failed": 0, "cancelled": 0}, doc
+        assert doc["prompts"] == {"remote": 1, "local": 0, "fallback": 0} and doc["retries"] == 0, doc
+        browser = shutil.which("chromium") or shutil.which("chromium-browser")
+        if browser:
+            with tempfile.TemporaryDirectory() as home:
+                r = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home}",
+                                    "--virtual-time-budget=3000", "--dump-dom", url(proxy) + "/"],
+                                   capture_output=True, text=True, timeout=PATIENCE)
+            assert "proxy of 1 prefill and 1 decode servers" in r.stdout, (r.stdout[-3000:], r.stderr[-1000:])
+            assert f"decode {url(d)}" in r.stdout and "finished 1," in r.stdout
+
+
 def bad_starts(rng):
     """Usage is 2, the environment 3, and each says what is wrong."""
     def start(*args, **env):
@@ -573,4 +598,5 @@ def bad_starts(rng):
 if __name__ == "__main__":
     main([same_tokens_as_one_server, the_contract_word_by_word, short_prompts_stay_on_the_decode_server, policies,
           what_fails_is_tried_elsewhere, a_cache_that_is_lost_is_computed_again, errors_have_names, never_twice,
-          long_events_pass_whole, hung_members, clients_cancel, draining, members_from_a_file, bad_starts])
+          long_events_pass_whole, hung_members, clients_cancel, draining, members_from_a_file,
+          the_page_and_its_document, bad_starts])
