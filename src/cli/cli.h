@@ -28,14 +28,15 @@ int cli_model(int argc, char **argv);
 int cli_devices(int argc, char **argv);
 int cli_probe(int argc, char **argv); /* 1 also where a probe fails */
 int cli_kv(int argc, char **argv);
-int cli_serve(int argc, char **argv);   /* returns after a signal has stopped it */
-int cli_proxy(int argc, char **argv);   /* the same */
-int cli_check(int argc, char **argv);   /* 1 also where the handoff was made and does not hold */
-int cli_matrix(int argc, char **argv);  /* 1 also where a cell fails */
-int cli_quality(int argc, char **argv); /* 1 also where an answer is not what it must be */
-int cli_bench(int argc, char **argv);   /* 1 also where two arms did not generate the same */
-int cli_audit(int argc, char **argv);   /* 1 where the folder does not hold */
-int cli_replay(int argc, char **argv);  /* 1 where an output is not the recorded one */
+int cli_serve(int argc, char **argv);    /* returns after a signal has stopped it */
+int cli_proxy(int argc, char **argv);    /* the same */
+int cli_check(int argc, char **argv);    /* 1 also where the handoff was made and does not hold */
+int cli_matrix(int argc, char **argv);   /* 1 also where a cell fails */
+int cli_campaign(int argc, char **argv); /* 1 also where a neighbour was touched */
+int cli_quality(int argc, char **argv);  /* 1 also where an answer is not what it must be */
+int cli_bench(int argc, char **argv);    /* 1 also where two arms did not generate the same */
+int cli_audit(int argc, char **argv);    /* 1 where the folder does not hold */
+int cli_replay(int argc, char **argv);   /* 1 where an output is not the recorded one */
 
 /* The commit that this was built from; "" where it is not known. */
 extern const char cli_source_commit[];

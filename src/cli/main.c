@@ -19,6 +19,7 @@ static const struct {
     {"probe", "find where a device computes a model's cache wrongly, and why", cli_probe},
     {"matrix", "models x routes x consumers: what passes, what fails, what was not run",
      cli_matrix},
+    {"campaign", "cancel requests and kill producers, compare who was not touched", cli_campaign},
     {"quality", "ask a frozen set of prompts over a route, count right answers", cli_quality},
     {"bench", "time a route, or two in pairs with an interval of their ratio", cli_bench},
     {"audit", "compute an evidence folder's figures again from its raw files", cli_audit},
