@@ -101,11 +101,26 @@ bool cli_matrix_differs(const struct cli_matrix_report *r)
 
 /* ---- check, probe, quality ---------------------------------------------------------------- */
 
+/* What a folder is called and which devices it is of, with planted faults in their names. */
+static void note_of(const struct cli_folder *x, char out[512])
+{
+    const json_t *devices = json_object_get(json_array_get(x->lines, 0), "devices");
+    size_t n = (size_t)snprintf(out, 512, "%s", x->name);
+    for (size_t i = 0; i < json_array_size(devices) && n < 512; i++) {
+        const json_t *d = json_array_get(devices, i);
+        n += (size_t)snprintf(out + n, 512 - n, "%s %.20s %.100s%s", i ? "," : ":",
+                              cli_text(d, "role"), cli_text(d, "name"),
+                              cli_emulated(cli_text(d, "name")) ? " (emulated)" : "");
+    }
+}
+
 /* One row an attempt: name, verdict, numbers, reason. */
 static void put_attempts(FILE *f, const struct cli_folder *x, const char *title,
                          const char *const *heads, const char *const *numbers)
 {
-    cli_put_table(f, title, x->name, heads);
+    char note[512];
+    note_of(x, note);
+    cli_put_table(f, title, note, heads);
     for (size_t i = 0; i < json_array_size(x->cases); i++) {
         const json_t *line = json_array_get(x->cases, i), *o = json_object_get(line, "result");
         fputs("<tr>", f);

@@ -243,6 +243,7 @@ def files(rng):
     for title in ("Check: caches read back", "Probes", "Bench: times in pairs, 95 % interval",
                   "What was not run, and why", "What does not hold", "Devices"):
         assert len(page.tables[title]) > 1, title
+    assert "probed npu:rngd,fault=pad-leak (emulated)" in page.text and "decode cpu" in page.text
     assert "Limits" in page.text and TEMP not in page.text
     # the same from the folder alone, and from a run without one
     folder = folder_of(parent + "/*-matrix-*")
