@@ -11,6 +11,12 @@
 
 #include "serve/http_priv.h"
 
+union address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+};
+
 /* ---- routes ------------------------------------------------------------------------------- */
 
 static const struct {
@@ -33,7 +39,7 @@ static const struct {
 };
 
 /* Every key is compared, in constant time: what is wrong is not told by how long it takes. */
-static bool key_fits(const struct serve *s, const char *authorization)
+static bool key_fits(const struct serve *s, const char *authorization, uint64_t *client)
 {
     static const char scheme[] = "Bearer ";
     uint8_t hash[32];
@@ -42,6 +48,7 @@ static bool key_fits(const struct serve *s, const char *authorization)
         return false;
     const char *key = authorization + sizeof scheme - 1;
     base_sha256(key, strlen(key), hash);
+    memcpy(client, hash, sizeof *client);
     for (size_t i = 0; i < s->n_api_keys; i++)
         fits |= base_equal_secret(hash, s->api_keys[i], sizeof hash);
     return fits;
@@ -50,7 +57,7 @@ static bool key_fits(const struct serve *s, const char *authorization)
 static void allow(struct serve_call *c, size_t i, const char *authorization)
 {
     struct serve *s = c->serve;
-    if (s->n_api_keys && !routes[i].open && !key_fits(s, authorization))
+    if (s->n_api_keys && !routes[i].open && !key_fits(s, authorization, &c->client))
         serve_refuse(&c->problem, 401, "invalid_api_key", NULL,
                      "this server wants one of its API keys as Authorization: Bearer KEY");
     else if (!routes[i].always && !atomic_load(&s->attached))
@@ -75,6 +82,19 @@ void serve_call_route(struct serve_call *c, const char *path, const char *method
         return;
     }
     serve_refuse(&c->problem, 404, "not_found", NULL, "there is no %.100s here", path);
+}
+
+void serve_call_client(struct serve_call *c, const struct sockaddr *address)
+{
+    const union address *a = (const void *)address;
+    uint8_t hash[32];
+    if (c->serve->n_api_keys || !address)
+        return;
+    if (address->sa_family == AF_INET6)
+        base_sha256(&a->v6.sin6_addr, 8, hash);
+    else
+        base_sha256(&a->v4.sin_addr, sizeof a->v4.sin_addr, hash);
+    memcpy(&c->client, hash, sizeof c->client);
 }
 
 /* "Prefer: if-available; x, wait=10": one of a list, parameters aside. */
@@ -123,12 +143,6 @@ int serve_keys_load(struct serve *s, const char *path, struct baton_error *e)
 }
 
 /* ---- the socket --------------------------------------------------------------------------- */
-
-union address {
-    struct sockaddr any;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-};
 
 static socklen_t parse_address(const char *host, uint16_t port, union address *a)
 {

@@ -180,6 +180,7 @@ static int start_job(struct serve_call *call, struct MHD_Connection *c, struct s
     if (serve_job_open(s, &ask, &j, p))
         return -1;
     j->connection = c;
+    j->client = call->client;
     memcpy(j->request_id, call->request_id, sizeof j->request_id);
     call->job = j;
     if (serve_job_submit(j, p)) {
@@ -234,6 +235,9 @@ static enum MHD_Result begin_call(struct serve *s, struct MHD_Connection *c, con
     atomic_fetch_add(&s->connections, 1);
     serve_call_route(call, path, method,
                      MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Authorization"));
+    const union MHD_ConnectionInfo *peer = MHD_get_connection_info(
+        c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    serve_call_client(call, peer ? peer->client_addr : NULL);
     serve_call_headers(call, MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Prefer"),
                        MHD_lookup_connection_value(c, MHD_HEADER_KIND, "X-Request-Id"));
     const char *length = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");

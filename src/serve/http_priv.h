@@ -3,6 +3,8 @@
 #ifndef SERVE_HTTP_PRIV_H
 #define SERVE_HTTP_PRIV_H
 
+#include <sys/socket.h>
+
 #include "serve/serve_priv.h"
 
 enum serve_route { SERVE_LOOK, SERVE_TOKENS, SERVE_GENERATE };
@@ -19,6 +21,7 @@ struct serve_call {
     struct serve_job *job; /* NULL: answered without one */
     int fd;                /* watched; -1 = no */
     bool if_available;     /* Prefer: if-available */
+    uint64_t client;       /* of a key or an address */
     char request_id[96];   /* X-Request-Id, cut; only printable ASCII of it */
 };
 
@@ -29,6 +32,9 @@ void serve_http_describe(struct MHD_Response *r, const char *type);
  * nothing can be answered. authorization may be NULL. */
 void serve_call_route(struct serve_call *c, const char *path, const char *method,
                       const char *authorization);
+/* Tell clients apart: by the key, where the server asks for one, else by this address, of IPv6 its
+ * network of 64 bits; NULL: not known. After serve_call_route. */
+void serve_call_client(struct serve_call *c, const struct sockaddr *address);
 /* Take what matters of two headers, either of which may be NULL. */
 void serve_call_headers(struct serve_call *c, const char *prefer, const char *request_id);
 /* Read keys, one a line, into s. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pump thread: requests into the engine in the order they came, tokens out of it into answers.
+/* The pump thread: requests into the engine by turns, tokens out of it into answers.
  *
  * It sleeps in an epoll of the bell, which the engine's thread, new jobs and closing ring, and of
  * clients' sockets, of which it wants to know one thing: that the other end is gone.
@@ -241,6 +241,24 @@ static bool step_job(struct serve_job *j)
 
 /* ---- all jobs ----------------------------------------------------------------------------- */
 
+/* Clients take turns, each in the order in which it asked: a turn is one behind the client's last
+ * one that waits, or behind the one that began last, so that who has waited for nothing yet goes
+ * before those who have had their turn, and nobody saves turns up. Of equal turns the older one
+ * goes first. */
+static void enqueue(struct serve *s, struct serve_choice *c)
+{
+    struct serve_choice **p;
+    uint64_t last = s->turn;
+    for (const struct serve_choice *q = s->queue; q; q = q->next)
+        if (q->job->client == c->job->client)
+            last = q->turn;
+    c->turn = last + 1;
+    for (p = &s->queue; *p && (*p)->turn <= c->turn; p = &(*p)->next)
+        ;
+    c->next = *p;
+    *p = c;
+}
+
 static void take_incoming(struct serve *s)
 {
     struct serve_job *in, *next, *ordered = NULL;
@@ -255,10 +273,8 @@ static void take_incoming(struct serve *s)
     }
     for (; ordered; ordered = next) {
         next = ordered->next;
-        for (uint32_t i = 0; i < ordered->n_choices; i++) {
-            *s->queue_end = &ordered->choices[i];
-            s->queue_end = &ordered->choices[i].next;
-        }
+        for (uint32_t i = 0; i < ordered->n_choices; i++)
+            enqueue(s, &ordered->choices[i]);
         serve_metrics_add(&s->metrics, &s->metrics.prompt_tokens, ordered->prompt_tokens);
         ordered->next = s->jobs;
         s->jobs = ordered;
@@ -281,6 +297,7 @@ static void begin_choices(struct serve *s)
         *p = c->next;
         c->next = NULL;
         if (!drop) {
+            s->turn = c->turn;
             s->n_begun++;
             if (serve_choice_begin(c, &e) == 0)
                 continue;
@@ -290,7 +307,6 @@ static void begin_choices(struct serve *s)
         choice_over(c);
         serve_ring(s); /* its job may be over */
     }
-    s->queue_end = p;
 }
 
 /* A ticket lives as long as its lease, which its producer begins anew when told that the request

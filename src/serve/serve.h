@@ -3,7 +3,7 @@
  *
  * Three kinds of threads. libmicrohttpd's own thread owns the sockets: it parses requests, checks
  * them, counts them in, and copies out what is ready. The *pump* thread owns all that is generated:
- * it gives requests to the engine in the order they came, takes tokens as soon as there are some,
+ * it gives requests to the engine, clients by turns, takes tokens as soon as there are some,
  * makes text and JSON of them, and sees that a client has gone. The engine's thread only rings a
  * bell. A client that reads slowly fills its own buffer, which its most tokens bound, and never
  * holds a lane.

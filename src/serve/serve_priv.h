@@ -166,6 +166,7 @@ struct serve_choice {
     struct serve_job *job;
     uint32_t index, prompt, nth;   /* nth of its prompt */
     struct serve_choice *next;     /* in the queue of those that wait */
+    uint64_t turn;                 /* its place there */
     struct baton_request *request; /* NULL: not begun, or over */
     bool begun;
     struct model_detokenizer *detokenizer;
@@ -185,6 +186,7 @@ struct serve_job {
     atomic_uint refs; /* the connection's and the pump's */
     struct serve *serve;
     uint64_t number;
+    uint64_t client; /* whom it is from, as far as fairness goes */
     char id[48];
     int64_t created; /* UNIX seconds */
     uint64_t arrived_ns;
@@ -340,7 +342,8 @@ struct serve {
     bool pump_on;
     int bell, watch; /* eventfd; epoll of the bell and of clients' sockets */
     struct serve_job *jobs;
-    struct serve_choice *queue, **queue_end; /* not begun */
+    struct serve_choice *queue; /* not begun, in the order of their turns */
+    uint64_t turn;              /* of the one that began last */
     uint32_t n_begun;
     /* under lock */
     pthread_mutex_t lock;

@@ -111,7 +111,6 @@ int serve_open(const struct serve_options *o, struct serve **out, struct baton_e
     s->max_queue = o->max_queue;
     s->started = (int64_t)time(NULL);
     s->bell = s->watch = s->listen_fd = -1;
-    s->queue_end = &s->queue;
     atomic_init(&s->next_number, 1); /* 0 is the bell */
     atomic_init(&s->next_request, 1);
     pthread_mutex_init(&s->lock, NULL);

@@ -402,6 +402,43 @@ def full_queue_is_429(rng):
         s.good(COMPLETIONS, {"prompt": "a", "max_tokens": 1})
 
 
+def clients_take_turns(rng):
+    """One client's dozen waits when another comes: they alternate from there, each in its order."""
+    with tempfile.TemporaryDirectory() as d:
+        with open(os.path.join(d, "keys"), "w") as f:
+            f.write("key-of-a\nkey-of-b\n")
+        for by_key in (False, True):
+            log = os.path.join(d, f"log-{by_key}")
+            flags = ["--api-key-file", os.path.join(d, "keys")] if by_key else []
+            names = [f"a{i}" for i in range(12)] + [f"b{i}" for i in range(3)]
+            with Server("gemma3-tiny", "--lanes", "1", "--request-log", log, *flags) as s:
+                def one(name):
+                    host = "127.0.0.2" if name[0] == "b" and not by_key else "127.0.0.1"
+                    c = http.client.HTTPConnection(s.host, s.port, timeout=PATIENCE, source_address=(host, 0))
+                    head = {"X-Request-Id": name, "Authorization": f"Bearer key-of-{name[0]}"}
+                    status, doc, _ = s.ask(COMPLETIONS, {"prompt": [5, 6], "max_tokens": 3}, head, c)
+                    assert status == 200, doc
+                    c.close()
+
+                first = s.connect()  # holds the lane until all the others wait
+                first.request("POST", COMPLETIONS, json.dumps(LONG), {"Authorization": "Bearer key-of-a"})
+                s.wait("it runs", lambda: s.metric("baton:lanes_active") == 1)
+                threads = [threading.Thread(target=one, args=(n,)) for n in names]
+                for i, t in enumerate(threads):
+                    t.start()
+                    s.wait("it waits", lambda: s.metric("vllm:num_requests_waiting") == i + 1)
+                first.close()
+                for t in threads:
+                    t.join()
+                s.wait_idle()
+            with open(log) as f:
+                order = [r["request_id"] for r in map(json.loads, f) if r["request_id"]]
+            # a0 had begun, as the one that the engine keeps ready; of two that end together either is told first
+            want = ["a0", "a1", "b0", "a2", "b1", "a3", "b2"] + names[4:12]
+            assert sorted(order) == sorted(want), (by_key, order)
+            assert all(abs(order.index(n) - i) < 2 for i, n in enumerate(want)), (by_key, order)
+
+
 def vanished_clients_leave_nothing(rng):
     with Server("gemma3-tiny", "--lanes", "4", "--max-queue", "400") as s:
         s.good(COMPLETIONS, {"prompt": "a", "max_tokens": 1})
@@ -474,5 +511,5 @@ def draining_finishes_what_runs(rng):
 main([concurrent_streams_are_native, many_clients_all_get_theirs, whole_and_stream_agree, choices_and_seeds, prompts_that_begin_alike, little_memory_means_to_wait,
       stop_strings, log_probabilities,
       bad_values_are_named, paths_sizes_and_connections, keys_are_asked_for, https,
-      bad_flags_are_named, full_queue_is_429,
+      bad_flags_are_named, full_queue_is_429, clients_take_turns,
       vanished_clients_leave_nothing, slow_readers_hold_no_lane, draining_finishes_what_runs])
