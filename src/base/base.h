@@ -107,6 +107,9 @@ int base_file_write(const char *path, const void *data, size_t n, struct baton_e
 /* Could base_file_write begin there? BATON_ERR_IO that says why not, before hours of work instead
  * of after them. Nothing is left and no file changed; pipes and devices are not looked at. */
 int base_file_try(const char *path, struct baton_error *e);
+/* A file of this kind for this key below $XDG_CACHE_HOME/baton or ~/.cache/baton; false where there
+ * is neither. `make`: its folder, as far as possible. */
+bool base_cache_path(const char *kind, const char *key, bool make, char out[1024]);
 /* dir + "/" + name, refusing names that leave the folder; free(). */
 char *base_path_join(const char *dir, const char *name, struct baton_error *e);
 

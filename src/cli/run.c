@@ -37,6 +37,8 @@ static const char help[] =
     "  --on-handoff-failure fail|local-prefill   where the KV does not arrive whole: an error\n"
     "                        (default), or the decode side computes the prompt itself\n"
     "  --ctx N               positions to keep room for (default: what the request needs)\n"
+    "  --probe pairing|always|never   probe emulated and plugin devices when they first meet this\n"
+    "                        model (default), each time, or not; one that fails is not used\n"
     "  --threads N           compute threads a process (default: one a core)\n"
     "  --cpus LIST           run on these CPUs only, e.g. 0,2-3\n"
     "generation (default: greedy)\n"
@@ -84,6 +86,7 @@ enum {
     OPT_ALLOW_WEIGHTS,
     OPT_TRACE,
     OPT_KEY_FILE,
+    OPT_PROBE,
 };
 
 static const struct option options[] = {
@@ -116,6 +119,7 @@ static const struct option options[] = {
     {"allow-weights-mismatch", no_argument, NULL, OPT_ALLOW_WEIGHTS},
     {"trace", required_argument, NULL, OPT_TRACE},
     {"kv-key-file", required_argument, NULL, OPT_KEY_FILE},
+    {"probe", required_argument, NULL, OPT_PROBE},
     {"json", no_argument, NULL, 'j'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
@@ -256,6 +260,8 @@ static int parse_option(void *args, int opt, const char *v, struct baton_error *
     case OPT_KEY_FILE:
         a->key_file = v;
         return 0;
+    case OPT_PROBE:
+        return cli_probe_policy(v, &a->probe, e);
     default:
         return base_fail(e, BATON_ERR_USAGE, "unknown option; see `baton run --help`");
     }

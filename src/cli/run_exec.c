@@ -331,6 +331,21 @@ static int check_file(struct run *x, struct baton_error *e)
     return rc;
 }
 
+/* Before the weights are brought into order: the probes' process binds its own. */
+static int pair_devices(struct run *x, struct baton_error *e)
+{
+    const struct run_args *a = x->args;
+    struct run_result *r = x->result;
+    int rc = cli_pairing(x->model, a->prefill, a->probe, a->threads, true, &a->common,
+                         &r->prefill_pairing, e);
+    if (rc == 0 && !strcmp(a->prefill, a->decode))
+        r->decode_pairing = r->prefill_pairing;
+    else if (rc == 0)
+        rc = cli_pairing(x->model, a->decode, a->probe, a->threads, true, &a->common,
+                         &r->decode_pairing, e);
+    return rc;
+}
+
 static int load(struct run *x, struct baton_error *e)
 {
     const struct run_args *a = x->args;
@@ -354,6 +369,8 @@ static int load(struct run *x, struct baton_error *e)
         rc = size_context(x, e);
     if (!rc)
         rc = check_memory(x, e);
+    if (!rc)
+        rc = pair_devices(x, e);
     if (!rc && !cli_run_remote(a->decode))
         rc = baton_model_prepare(x->model, a->decode, e);
     if (!rc && !cli_run_remote(a->prefill) && strcmp(a->decode, a->prefill))

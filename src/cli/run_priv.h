@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include "cli/cli.h"
+#include "cli/pairing_priv.h"
 
 enum run_transport { RUN_INPROC, RUN_TCP, RUN_SHM, RUN_UCX };
 
@@ -28,6 +29,7 @@ struct run_args {
     int32_t *force; /* malloc'ed */
     size_t n_force;
     const char *logits, *kv_save, *kv_load, *trace;
+    enum cli_probe_policy probe;
     const char *key_file; /* of a handoff with another machine */
 };
 
@@ -41,6 +43,7 @@ struct run_result {
     char *text;
     uint32_t n_loaded; /* prompt positions that came from --kv-load */
     uint64_t load_ns;
+    struct cli_pairing prefill_pairing, decode_pairing;
     struct baton_stats stats;
 };
 /* One more token, with its row of `vocab` logits where it has one. */

@@ -100,8 +100,8 @@ int cli_run_report_json(const struct run_args *a, struct baton_model *bm,
         json_array_append_new(occupancy, json_integer(s->steps_by_lanes[i]));
     json_t *doc = json_pack(
         "{s:i,s:{s:s,s:s,s:o,s:i},s:{s:s,s:s,s:s,s:o,s:o,s:{s:b,s:b}},s:o,s:o,s:s,s:s,s:o,s:o,s:o,"
-        "s:o,s:i}",  //
-        "schema", 1, //
+        "s:o,s:i,s:{s:o,s:o}}", //
+        "schema", 1,            //
         "model", "path", a->model, "arch", baton_model_arch(bm), "fingerprint",
         fingerprint_json(a, m), "layers", (int)baton_model_layers(bm), //
         "route", "mode", cli_run_mode_names[a->mode], "prefill", a->prefill, "decode", a->decode,
@@ -112,7 +112,8 @@ int cli_run_report_json(const struct run_args *a, struct baton_model *bm,
         "prompt_ids", ids_json(r->prompt, r->n_prompt), "ids", ids_json(r->ids, r->n_ids), "text",
         r->text ? r->text : "", "finish", finish_name(s->finish), //
         "timing_ms", timing_json(r), "handoff", handoff_json(a, s), "occupancy", occupancy,
-        "memory", memory_json(s), "loaded_tokens", (int)r->n_loaded);
+        "memory", memory_json(s), "loaded_tokens", (int)r->n_loaded, "probes", "prefill",
+        cli_pairing_json(&r->prefill_pairing), "decode", cli_pairing_json(&r->decode_pairing));
     return cli_print_json(doc, 0);
 }
 
@@ -166,6 +167,13 @@ static void print_times(const struct run_result *r, const struct baton_stats *s)
             s->output_tokens, (s->output_tokens - 1) / (ms(s->decode_ns) / 1e3), ms(s->itl_p50_ns));
 }
 
+static void print_pairing(const char *role, const struct cli_pairing *p)
+{
+    char text[80];
+    if (p->asked)
+        fprintf(stderr, "probes   %s: %s\n", role, cli_pairing_text(p, text, sizeof text));
+}
+
 void cli_run_report_text(const struct run_args *a, struct baton_model *bm,
                          const struct run_result *r)
 {
@@ -189,6 +197,8 @@ void cli_run_report_text(const struct run_args *a, struct baton_model *bm,
                 cli_emulated(a->decode) ? " (emulated)" : "",
                 a->transport == RUN_INPROC ? "one process" : "two processes",
                 cli_run_transport_names[a->transport]);
+    print_pairing("prefill", &r->prefill_pairing);
+    print_pairing("decode", &r->decode_pairing);
     if (cli_run_remote(a->decode)) { /* what was landed and verified is known there */
         fprintf(stderr, "handoff  %u slots of %u layers, acknowledged; the tokens come out there\n",
                 s->slots, s->layers);

@@ -10,6 +10,7 @@
 #include "base/base.h"
 #include "cli/cli.h"
 #include "engine/engine.h"
+#include "cli/pairing_priv.h"
 #include "cli/serve_priv.h"
 #include "serve/serve.h"
 
@@ -30,6 +31,8 @@ static const char help[] =
     "  --lanes N             requests that decode at once, 1 to 8 (default 4)\n"
     "  --ctx N               positions that a request may have (default: the model's, at most\n"
     "                        8192)\n"
+    "  --probe pairing|always|never   probe an emulated or plugin device when it first meets this\n"
+    "                        model (default), each time, or not; one that fails is not used\n"
     "  --threads N           compute threads (default: one a core)\n"
     "  --cpus LIST           run on these CPUs only, e.g. 0,2-3\n"
     "  --kv-mem SIZE         of the KV cache, e.g. 512M, 2G (default: as much as all lanes need\n"
@@ -87,6 +90,7 @@ enum {
     OPT_REQUEST_LOG,
     OPT_PREFIX_CACHE,
     OPT_KV_MEM,
+    OPT_PROBE,
     OPT_UNBUILT,
 };
 
@@ -119,7 +123,7 @@ static const struct option options[] = {
     {"request-log", required_argument, NULL, OPT_REQUEST_LOG},
     {"prefix-cache", required_argument, NULL, OPT_PREFIX_CACHE},
     {"audit-sample", required_argument, NULL, OPT_UNBUILT},
-    {"probe", required_argument, NULL, OPT_UNBUILT},
+    {"probe", required_argument, NULL, OPT_PROBE},
     {"json", no_argument, NULL, 'j'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
@@ -133,6 +137,7 @@ struct args {
     uint32_t lanes, ctx, threads, port, max_queue;
     struct serve_options serve;
     struct serve_kv kv;
+    enum cli_probe_policy probe;
 };
 
 static int parse_role(const char *value, enum serve_role *role, struct baton_error *e)
@@ -187,7 +192,7 @@ static int parse_http(int opt, const char *v, struct args *a, struct baton_error
         return 0;
     case OPT_UNBUILT:
         return base_fail(e, BATON_ERR_UNSUPPORTED,
-                         "--kv-blocks, or an option of probes or of audits, was given: "
+                         "--kv-blocks, or an option of audits, was given: "
                          "these are not built yet");
     default:
         return 1;
@@ -222,6 +227,8 @@ static int parse_option(void *args, int opt, const char *v, struct baton_error *
         return parse_switch("--prefix-cache", v, &a->no_prefix_cache, e);
     case OPT_KV_MEM:
         return parse_kv_mem(v, &a->kv_bytes, e);
+    case OPT_PROBE:
+        return cli_probe_policy(v, &a->probe, e);
     default: {
         int rc = parse_http(opt, v, a, e);
         return rc == 1 ? cli_serve_kv_take(&a->kv, opt, v, e) : rc;
@@ -263,6 +270,7 @@ struct parts {
     struct serve *serve;
     struct baton_model *model;
     struct baton_engine *engine;
+    struct cli_pairing pairing;
 };
 
 static int open_engine(const struct args *a, struct parts *p, struct baton_error *e)
@@ -283,12 +291,17 @@ static int open_engine(const struct args *a, struct parts *p, struct baton_error
     cli_serve_kv_engine(&a->kv, &eo);
     int rc = baton_model_open(&mo, &p->model, e);
     if (rc == 0)
+        rc = cli_pairing(p->model, a->device, a->probe, a->threads, false, &a->common, &p->pairing,
+                         e);
+    if (rc == 0)
         rc = baton_engine_open(p->model, &eo, &p->engine, e);
     return rc ? rc : serve_attach(p->serve, p->model, p->engine, e);
 }
 
-static void announce(const struct args *a, const struct serve *s, struct baton_engine *en)
+static void announce(const struct args *a, const struct parts *p)
 {
+    const struct serve *s = p->serve;
+    char text[80];
     const char *host = a->serve.host ? a->serve.host : "127.0.0.1";
     bool v6 = strchr(host, ':') != NULL;
     if (a->common.verbosity >= 0)
@@ -296,7 +309,10 @@ static void announce(const struct args *a, const struct serve *s, struct baton_e
                 a->serve.tls_cert ? "https" : "http", v6 ? "[" : "", host, v6 ? "]" : "",
                 serve_port(s));
     if (a->common.verbosity >= 0 && a->kv.role == SERVE_PREFILL)
-        fprintf(stderr, "baton: tickets are claimed at %s\n", baton_engine_address(en));
+        fprintf(stderr, "baton: tickets are claimed at %s\n", baton_engine_address(p->engine));
+    if (a->common.verbosity >= 0 && p->pairing.asked)
+        fprintf(stderr, "baton: probes of %s: %s\n", a->device,
+                cli_pairing_text(&p->pairing, text, sizeof text));
 }
 
 /* What was left when all was closed that can be counted before. */
@@ -314,7 +330,7 @@ static int live(const struct args *a, struct parts *p, sigset_t *wanted, struct 
         rc = open_engine(a, p, e);
     if (rc)
         return rc;
-    announce(a, p->serve, p->engine);
+    announce(a, p);
     sigwait(wanted, &signal_number);
     serve_drain(p->serve, signalled_again, wanted);
     serve_count(p->serve, &o->counts);
@@ -326,14 +342,15 @@ static int live(const struct args *a, struct parts *p, sigset_t *wanted, struct 
     return 0;
 }
 
-static int report(const struct outcome *o)
+static int report(const struct outcome *o, const struct cli_pairing *pairing)
 {
     const struct serve_counts *c = &o->counts;
     return cli_print_json(
-        json_pack("{s:i,s:{s:I,s:I,s:I},s:{s:i,s:i,s:i}}", "schema", 1, "requests", "finished",
+        json_pack("{s:i,s:{s:I,s:I,s:I},s:{s:i,s:i,s:i},s:o}", "schema", 1, "requests", "finished",
                   (json_int_t)c->finished, "refused", (json_int_t)c->refused, "cancelled",
                   (json_int_t)c->cancelled, "cleanup", "lanes", (int)o->load.lanes_used, "blocks",
-                  (int)o->load.blocks_used, "tickets", (int)(o->tickets.open + o->tickets.claimed)),
+                  (int)o->load.blocks_used, "tickets", (int)(o->tickets.open + o->tickets.claimed),
+                  "probes", cli_pairing_json(pairing)),
         0);
 }
 
@@ -376,5 +393,5 @@ int cli_serve(int argc, char **argv)
     base_forget(&a.kv.key, sizeof a.kv.key);
     if (rc)
         return cli_fail(&a.common, &e);
-    return !done && a.common.json ? report(&o) : 0;
+    return !done && a.common.json ? report(&o, &p.pairing) : 0;
 }

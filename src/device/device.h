@@ -35,6 +35,11 @@ const struct baton_caps *device_caps(const struct device *d);
 /* What a device of compiled programs can do, by its name; false for any other name. A plugin says
  * only after it is opened whether it has fixed widths or is emulated: false for it, too. */
 bool device_static(const char *name, struct baton_caps *out);
+/* A device that is not one of baton's own on this machine, or emulates one that is not: its numbers
+ * are proved before they are used. Nothing is opened. */
+bool device_is_foreign(const char *name);
+/* Positions that a sequence may have, where the program was compiled for so many; else 0. */
+uint32_t device_positions(const struct device *d);
 /* The narrowest of a device's programs that takes n rows; 0 where it has none that does. */
 uint32_t device_width(const struct baton_caps *caps, uint32_t n_rows);
 

@@ -81,6 +81,7 @@ const struct device_library *device_cuda_library(char why[128]);
 struct device {
     const struct device_impl *impl;
     struct baton_caps caps;
+    uint32_t positions;    /* see device_positions */
     bool wants_checkpoint; /* see device_wants_checkpoint */
 };
 

@@ -154,6 +154,18 @@ bool device_static(const char *name, struct baton_caps *out)
     return impl->compiles || out->emulated || !out->dynamic;
 }
 
+bool device_is_foreign(const char *name)
+{
+    struct device_arg card;
+    const struct device_impl *impl = find_impl(name, strcspn(name, ","), &card);
+    return impl && (impl->compiles || impl->pathed);
+}
+
+uint32_t device_positions(const struct device *d)
+{
+    return d->positions;
+}
+
 uint32_t device_width(const struct baton_caps *caps, uint32_t n_rows)
 {
     for (uint32_t i = 0; i < BATON_MAX_WIDTHS && caps->widths[i]; i++)

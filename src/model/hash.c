@@ -64,38 +64,6 @@ static bool cache_key(const struct base_file *f, char key[128])
     return base_wall_ms() > (uint64_t)st.st_mtim.tv_sec * 1000 + 2000;
 }
 
-static void make_folder(const char *path)
-{
-    char part[1024];
-    for (size_t i = 1; i < sizeof part && path[i - 1]; i++) {
-        if (path[i] && path[i] != '/')
-            continue;
-        memcpy(part, path, i);
-        part[i] = '\0';
-        (void)mkdir(part, 0700); /* what cannot be made is noticed by whoever writes into it */
-    }
-}
-
-static bool cache_path(const char *key, bool make, char out[1024])
-{
-    char folder[900], name[33];
-    uint8_t digest[32];
-    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    int n = -1;
-    if (xdg && xdg[0] == '/')
-        n = snprintf(folder, sizeof folder, "%s/baton", xdg);
-    else if (home && home[0] == '/')
-        n = snprintf(folder, sizeof folder, "%s/.cache/baton", home);
-    if (n < 0 || (size_t)n >= sizeof folder)
-        return false;
-    if (make)
-        make_folder(folder);
-    base_sha256(key, strlen(key), digest);
-    base_hex(digest, 16, name);
-    snprintf(out, 1024, "%s/hash-%s", folder, name);
-    return true;
-}
-
 /* One line into *line, *at behind it; false at the end. */
 static bool next_line(char **at, char **line)
 {
@@ -153,7 +121,8 @@ static bool cache_parse(struct hasher *h, uint32_t f, const char *key, char *tex
 static bool cache_load(struct hasher *h, uint32_t f)
 {
     char key[128], path[1024], *text = NULL;
-    bool ok = cache_key(model_tensors_file(h->m->files[f]), key) && cache_path(key, false, path) &&
+    bool ok = cache_key(model_tensors_file(h->m->files[f]), key) &&
+              base_cache_path("hash", key, false, path) &&
               base_file_read(path, CACHE_MAX, &text, NULL, NULL) == 0 &&
               cache_parse(h, f, key, text);
     free(text);
@@ -165,7 +134,8 @@ static void cache_store(const struct hasher *h, uint32_t f)
     char key[128], path[1024], hex[65];
     size_t cap = 512 + h->m->n_entries * (sizeof h->m->entries->name + 66);
     char *text = base_try_alloc(cap, 1, NULL);
-    if (text && cache_key(model_tensors_file(h->m->files[f]), key) && cache_path(key, true, path)) {
+    if (text && cache_key(model_tensors_file(h->m->files[f]), key) &&
+        base_cache_path("hash", key, true, path)) {
         base_hex(h->file_digest[f], 32, hex);
         size_t n = (size_t)snprintf(text, cap, CACHE_HEAD "\n%s\n%s\n", key, hex);
         for (size_t i = 0; i < h->m->n_entries; i++) {

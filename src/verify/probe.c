@@ -24,6 +24,7 @@ struct probe {
     const struct model_config *config;
     const char *device;
     uint32_t threads;
+    uint32_t most; /* tokens that a prompt may have */
     struct verify_finding *out;
 };
 
@@ -44,7 +45,7 @@ static void found(struct probe *x, double value, uint32_t layer, uint32_t v, uin
 
 static uint32_t prompt_length(const struct probe *x, uint32_t n)
 {
-    return n < x->config->max_positions ? n : x->config->max_positions - 1;
+    return n < x->most ? n : x->most;
 }
 
 /* First position of a layer that both have: a device may keep no more than local layers retain. */
@@ -195,6 +196,8 @@ static int causality(struct probe *x, struct baton_error *e)
     rc = verify_probe_ids(x->config, 300, &ids, e);
     for (size_t i = 0; i < sizeof tries / sizeof *tries && rc == 0; i++) {
         struct verify_yield before;
+        if (tries[i].n > x->most)
+            continue;
         rc = verify_bench_prefill(&b, ids, tries[i].n, &before, e);
         if (rc)
             break;
@@ -358,12 +361,28 @@ static int precision(struct probe *x, struct baton_error *e)
     return rc;
 }
 
+/* The model's context, the widest program, or what was compiled in. */
+static void set_longest(struct probe *x, const struct device *d)
+{
+    const struct baton_caps *caps = device_caps(d);
+    uint32_t compiled = device_positions(d);
+    x->most = x->config->max_positions - 1;
+    if (caps->whole_prompt && caps->max_rows < x->most)
+        x->most = caps->max_rows;
+    if (compiled && compiled < x->most)
+        x->most = compiled;
+}
+
 /* ---- all ----------------------------------------------------------------------------------- */
 
 int verify_probe_run(const struct baton_model *m, const char *device, enum verify_probe which,
                      uint32_t threads, struct verify_finding *out, struct baton_error *e)
 {
-    struct probe x = {m, model_config_of(engine_model(m)), device, threads, out};
+    struct probe x = {.model = m,
+                      .config = model_config_of(engine_model(m)),
+                      .device = device,
+                      .threads = threads,
+                      .out = out};
     static int (*const probes[])(struct probe *, struct baton_error *) = {
         [VERIFY_LAYOUT] = layout,   [VERIFY_CAUSALITY] = causality, [VERIFY_WINDOW] = window,
         [VERIFY_PADDING] = padding, [VERIFY_PRECISION] = precision,
@@ -376,6 +395,7 @@ int verify_probe_run(const struct baton_model *m, const char *device, enum verif
     if (rc)
         return rc;
     const struct baton_caps caps = *device_caps(d);
+    set_longest(&x, d);
     device_close(d);
     if (!caps.prefill)
         return not_applicable(&x, "the device does not prefill");

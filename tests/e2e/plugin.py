@@ -41,7 +41,8 @@ def build(folder):
 
 def run(model, ids, *args):
     out, _ = call(BATON, "run", "-m", f"{ROOT}/models/{model}", "--ids",
-                  ",".join(map(str, ids)), "-n", str(IDS), "--ignore-eos", "--json", *args)
+                  ",".join(map(str, ids)), "-n", str(IDS), "--ignore-eos", "--probe", "never",
+                  "--json", *args)
     return json.loads(out)
 
 
@@ -72,8 +73,12 @@ def broken(plugin, rng):
     for name, (status, words) in BROKEN.items():
         _, err = call(BATON, "run", "-m", f"{ROOT}/models/qwen3-tiny", "--mode", "stream", "--ids",
                       ",".join(map(str, ids)), "-n", "2", "--decode", "cpu", "--prefill",
-                      f"{plugin},break={name}", status=status)
+                      f"{plugin},break={name}", "--probe", "never", status=status)
         assert words in err, (name, err)
+    # Where the two first meet the probes run by themselves, in a process of their own.
+    _, err = call(BATON, "run", "-m", f"{ROOT}/models/qwen3-tiny", "--ids", "11,12", "-n", "2",
+                  "--prefill", f"{plugin},break=noncausal", status=1)
+    assert "fails the probe of causality" in err, err
     for name in ["none", *PROBED]:
         probe = PROBED.get(name, "all")
         out, _ = call(BATON, "probe", probe, "-m", f"{ROOT}/models/qwen3-tiny", "--device",

@@ -380,6 +380,9 @@ def bad_flags_are_named(rng):
     refused(2, "--served-name", *tiny, "--served-name", 'a"b')
     refused(2, "--tls-cert", *tiny, "--tls-cert", "x")
     refused(2, "--lanes", *tiny, "--lanes", "9")
+    refused(2, "--probe", *tiny, "--probe", "sometimes")
+    refused(1, "fails the probe of causality", "-m", model("qwen3-tiny"), "--port", "0", "--device",
+            "npu:atom-b1,fault=noncausal")
     refused(2, "not built", *tiny, "--audit-sample", "1")
     refused(2, "--kv-mem", *tiny, "--kv-mem", "12X")
     refused(2, "one request", *tiny, "--kv-mem", "100K")

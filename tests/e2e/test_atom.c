@@ -183,10 +183,48 @@ static void artifacts(void **state)
     e2e_free(&r);
 }
 
+/* Probed when they first meet, then known; one that fails is not used, unless forced, which the
+ * record says. The cache is this test's own. */
+static void pairing(void **state)
+{
+    static const struct {
+        const char *prefill, *probe, *verdict; /* verdict NULL: refused */
+        bool cached, forced;
+    } runs[] = {
+        {"npu:rngd,fault=noncausal", "never", "not_run", false, true},
+        {"npu:rngd,fault=noncausal", "pairing", NULL, false, false},
+        {"npu:rngd,fault=noncausal", "never", "fail", true, true},
+        {"npu:rngd,width=128", "pairing", "pass", false, false},
+        {"npu:rngd,width=128", "pairing", "pass", true, false},
+        {"npu:rngd,width=128", "always", "pass", false, false},
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        struct e2e r;
+        const char *args[] = {
+            "run", "-m",        test_path(WINDOW8), "--ids",   "5,6,7",       "-n",
+            "2",   "--prefill", runs[i].prefill,    "--probe", runs[i].probe, "--json",
+            NULL};
+        e2e_expect(&r, runs[i].verdict ? 0 : 1, args);
+        if (!runs[i].verdict) {
+            assert_non_null(strstr(r.err, "fails the probe of causality"));
+            e2e_free(&r);
+            continue;
+        }
+        json_t *p = e2e_get(r.json, "probes.prefill");
+        assert_string_equal(json_string_value(e2e_get(p, "verdict")), runs[i].verdict);
+        assert_int_equal(json_is_true(e2e_get(p, "cached")), runs[i].cached);
+        assert_int_equal(json_is_true(e2e_get(p, "forced")), runs[i].forced);
+        assert_true(json_is_null(e2e_get(r.json, "probes.decode"))); /* cpu is not asked */
+        e2e_free(&r);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(routes), cmocka_unit_test(median),
-                                       cmocka_unit_test(artifacts), cmocka_unit_test(four_lanes)};
+                                       cmocka_unit_test(artifacts), cmocka_unit_test(pairing),
+                                       cmocka_unit_test(four_lanes)};
+    setenv("XDG_CACHE_HOME", e2e_temp("cache"), 1);
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     int rc = cmocka_run_group_tests_name("e2e atom", tests, NULL, NULL);

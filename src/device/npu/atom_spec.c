@@ -58,6 +58,7 @@ static void say_small_blocks(struct atom_device *d)
 static void take_compiled(struct atom_device *d)
 {
     const struct npu_geometry *g = &d->base.artifact->geometry;
+    d->base.base.positions = g->positions;
     d->partition = g->block < g->positions ? g->block : 0;
     say_small_blocks(d);
 }
