@@ -202,7 +202,7 @@ bool handoff_conn_busy(const struct handoff_conn *c);
 int handoff_offer(struct handoff_conn *c, const struct handoff_offer *o, struct baton_error *e);
 /* Queue positions [first, first+n) of K and V of one layer, any time after offer: nothing leaves
  * before on_reserve. The view is copied with its part of the block table, the pages are not: they
- * must stay untouched until on_end. Splits into pieces of about 1 MiB,
+ * must stay untouched until on_end. Splits into pieces of about 512 KiB,
  * or of a slot where they are placed; digests as it sends. A
  * request's calls for one layer come in ascending order of positions, each position of the slot
  * exactly once. Positions that the consumer does not retain or already holds are left out here, so

@@ -8,6 +8,7 @@
  * claim.c    requests that the consumer opens, by a ticket or by the prompt
  * ticket.c   the book of tickets of an issuer
  * landing.c  memory lent for pieces, and its credits
+ * gather.c   pieces that are sent from the pages themselves
  * conn.c     HELLO, heartbeats, life and death of a connection
  * in.c out.c its frames, from bytes and to bytes
  * auth.c     session keys and the tags of frames
@@ -25,7 +26,8 @@
 #define HANDOFF_VERSION 1u
 #define HANDOFF_HEADER 48u
 #define HANDOFF_MAX_PAYLOAD (4u << 20) /* of one frame: one leaf of the widest row */
-#define HANDOFF_PIECE (1u << 20)       /* what a sender aims at */
+#define HANDOFF_MAX_LOGITS (1u << 20)  /* bytes of one frame of a row */
+#define HANDOFF_PIECE (512u << 10)     /* what a sender aims at: it stays in a core's cache */
 #define HANDOFF_MAX_ROW 65536u         /* bytes of one position of one slot */
 #define HANDOFF_NO_SLOT UINT32_MAX
 
@@ -335,12 +337,25 @@ void handoff_auth_tag(const struct handoff_auth *a, const struct base_hmac *key,
 struct handoff_out {
     struct handoff_out *next;
     struct handoff_header header;
-    const uint8_t *payload; /* in the connection's stage */
+    const uint8_t *payload; /* in the connection's stage; NULL: none, or its runs */
     uint32_t landed;        /* bytes that were put into the landing region for it */
     uint8_t raw[HANDOFF_HEADER];
     uint8_t tag[HANDOFF_TAG];
     uint8_t control[];
 };
+
+/* Its payload lies in the pages: the connection's runs say where. */
+static inline bool handoff_gathered(const struct handoff_out *f)
+{
+    return f->header.payload && !f->payload;
+}
+
+/* Bytes of a piece that lie together in the pages. */
+struct handoff_run {
+    const uint8_t *data;
+    size_t bytes;
+};
+#define HANDOFF_MAX_RUNS 128u /* of a piece that is sent from there */
 
 struct handoff_buffer {
     uint8_t *data;
@@ -395,7 +410,9 @@ struct handoff_conn {
     size_t out_bytes;
     struct handoff_out *writing;
     size_t written;
-    struct handoff_buffer stage; /* payload of the frame under way */
+    struct handoff_buffer stage; /* payload of the frame under way, or room for it */
+    struct handoff_run runs[HANDOFF_MAX_RUNS];
+    uint32_t n_runs;
     uint64_t stage_began_ns, staged_ns;
     uint64_t out_sequence;
     struct handoff_landing landing;
@@ -476,6 +493,13 @@ int handoff_landing_fd(const struct handoff_conn *c, const struct handoff_out *f
 void handoff_landing_sent(struct handoff_conn *c);
 /* The mapping goes; nothing that the peer still writes is read. */
 void handoff_landing_drop(struct handoff_conn *c);
+
+/* Where a piece lies in the pages, in the order of the wire, into c's runs. false: in too many
+ * places, or not as it travels. */
+bool handoff_gather(struct handoff_conn *c, const struct baton_kv_view *v, enum kv_which which,
+                    uint32_t first, uint32_t end);
+/* The request's pages are about to go: what is left of a piece that is under way becomes zeros. */
+void handoff_gather_drop(struct handoff_conn *c, const struct handoff_request *r);
 
 /* The next frame with a payload that some request has ready, staged, or NULL. */
 struct handoff_out *handoff_producer_next(struct handoff_conn *c);

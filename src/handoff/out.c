@@ -99,23 +99,31 @@ static struct handoff_out *out_take(struct handoff_conn *c)
     return f;
 }
 
+#define OUT_PARTS (3 + HANDOFF_MAX_RUNS)
+
+/* One more part, without what of the first *skip bytes falls into it. */
+static int add_part(struct iovec *iov, int n, const uint8_t *data, size_t bytes, size_t *skip)
+{
+    size_t cut = *skip < bytes ? *skip : bytes;
+    *skip -= cut;
+    if (cut == bytes)
+        return n;
+    iov[n] = (struct iovec){(uint8_t *)data + cut, bytes - cut};
+    return n + 1;
+}
+
 /* What is left of the frame under way. */
-static int out_iov(const struct handoff_conn *c, struct iovec iov[4])
+static int out_iov(const struct handoff_conn *c, struct iovec iov[OUT_PARTS])
 {
     const struct handoff_out *f = c->writing;
-    const struct iovec parts[4] = {{(void *)f->raw, HANDOFF_HEADER},
-                                   {(void *)f->control, f->header.control},
-                                   {(void *)f->payload, f->header.payload},
-                                   {(void *)f->tag, handoff_tag_bytes(&f->header)}};
     size_t skip = c->written;
-    int n = 0;
-    for (int i = 0; i < 4; i++) {
-        size_t cut = skip < parts[i].iov_len ? skip : parts[i].iov_len;
-        skip -= cut;
-        if (cut < parts[i].iov_len)
-            iov[n++] = (struct iovec){(uint8_t *)parts[i].iov_base + cut, parts[i].iov_len - cut};
-    }
-    return n;
+    int n = add_part(iov, 0, f->raw, HANDOFF_HEADER, &skip);
+    n = add_part(iov, n, f->control, f->header.control, &skip);
+    if (!handoff_gathered(f))
+        n = add_part(iov, n, f->payload, f->header.payload, &skip);
+    for (uint32_t i = 0; handoff_gathered(f) && i < c->n_runs; i++)
+        n = add_part(iov, n, c->runs[i].data, c->runs[i].bytes, &skip);
+    return add_part(iov, n, f->tag, handoff_tag_bytes(&f->header), &skip);
 }
 
 /* A descriptor goes with the first byte of its frame. */
@@ -136,7 +144,7 @@ int handoff_out_write(struct handoff_conn *c, struct baton_error *e)
     for (size_t total = 0; total < HANDOFF_STEP_BYTES;) {
         if (!c->writing && !(c->writing = out_take(c)))
             return 0;
-        struct iovec iov[4];
+        struct iovec iov[OUT_PARTS];
         size_t moved = 0;
         int rc = send_some(c, iov, out_iov(c, iov), &moved, e);
         if (rc)

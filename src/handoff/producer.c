@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The producer's half: offers, queued layers cut into pieces, COMMIT, the logits row.
  *
- * Pages are read when a piece's turn comes and the frame before it has left: there is one staged
- * piece a connection, or as many as the landing region has slots, and a slow consumer holds back
- * the next one. Requests take turns. */
+ * Pages are read when a piece's turn comes and the frame before it has left: there is one piece
+ * under way a connection, or as many as the landing region has slots, and a slow consumer holds
+ * back the next one. Requests take turns. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -258,6 +258,23 @@ static int piece_pack(struct handoff_request *r, uint32_t slot, const struct bat
     return handoff_request_move(r, slot, KV_DIGEST_SOURCE, NULL, dense, first, end - first, e);
 }
 
+/* A piece that one job has whole, and of which nothing but its digest is computed, is sent from the
+ * pages themselves. */
+static bool piece_gather(struct handoff_conn *c, struct handoff_request *r, uint32_t slot,
+                         uint32_t end, int *rc, struct baton_error *e)
+{
+    const struct handoff_job *j = r->feeds[slot / 2].jobs;
+    uint32_t first = r->slots[slot].next;
+    while (j && j->end <= first)
+        j = j->next;
+    if (r->placed || !r->digest || c->auth.level == HANDOFF_AUTH_PAYLOAD || !j || j->end < end ||
+        !handoff_gather(c, &j->view.view, (enum kv_which)(slot % 2), first, end))
+        return false;
+    *rc = handoff_request_move(r, slot, KV_DIGEST_SOURCE, NULL, &j->view.view, first, end - first,
+                               e);
+    return true;
+}
+
 /* Jobs that both slots of the layer have left behind. */
 static void feed_trim(struct handoff_request *r, uint32_t layer)
 {
@@ -292,7 +309,9 @@ static int piece_stage(struct handoff_conn *c, struct handoff_request *r, uint32
     uint8_t *to = r->placed ? handoff_landing_claim(c, &piece) : c->stage.data;
     struct baton_kv_view dense = kv_dense_view(&layout, g->dtype, g->kv_heads, g->head_dim, to, to,
                                                first, end - first);
-    rc = piece_pack(r, slot, &dense, first, end, e);
+    bool gathered = piece_gather(c, r, slot, end, &rc, e);
+    if (!gathered)
+        rc = piece_pack(r, slot, &dense, first, end, e);
     if (rc) {
         handoff_landing_unclaim(c, &piece);
         free(f);
@@ -302,7 +321,7 @@ static int piece_stage(struct handoff_conn *c, struct handoff_request *r, uint32
     if (r->placed) {
         f->landed = (uint32_t)bytes;
     } else {
-        f->payload = to;
+        f->payload = gathered ? NULL : to;
         f->header.payload = (uint32_t)bytes;
         f->header.flags = r->digest ? 0 : HANDOFF_FLAG_PAYLOAD;
     }
@@ -358,8 +377,8 @@ static int next_logits(struct handoff_conn *c, struct handoff_request *r, struct
                        struct baton_error *e)
 {
     uint32_t n = r->commit.vocab - r->logits_done;
-    if (n > HANDOFF_PIECE / 4)
-        n = HANDOFF_PIECE / 4;
+    if (n > HANDOFF_MAX_LOGITS / 4)
+        n = HANDOFF_MAX_LOGITS / 4;
     int rc = handoff_buffer_fit(&c->stage, (size_t)n * 4, e);
     if (rc)
         return rc;

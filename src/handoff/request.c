@@ -225,6 +225,7 @@ void handoff_request_end(struct handoff_conn *c, struct handoff_request *r,
         return;
     struct baton_error copy = *why; /* `why` may live in what is freed here */
     r->state = HANDOFF_ENDED;
+    handoff_gather_drop(c, r);
     request_release(r);
     handoff_request_note(c, r, copy.code ? copy.text : "acknowledged");
     if (c->cb.on_end)

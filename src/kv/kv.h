@@ -140,6 +140,10 @@ int kv_layout_check(const struct baton_kv_layout *l, struct baton_error *e);
  * Fault: BATON_ERR_USAGE (positions), _MISMATCH (heads), _INPUT (a record that overlaps). */
 int kv_copy(const struct baton_kv_view *dst, const struct baton_kv_view *src, enum kv_which which,
             uint32_t first, uint32_t n, struct baton_error *e);
+/* Address of (position, head 0, dim 0), and in *run how many of the n positions from there lie
+ * stride_position apart. The view must hold them. */
+uint8_t *kv_view_run(const struct baton_kv_view *v, enum kv_which which, uint32_t position,
+                     uint32_t n, uint32_t *run);
 /* A view over a dense piece [kv_heads, n, head_dim] that holds [first, first+n) (layout filled in
  * *layout, a whole-sequence block). Positions keep their absolute numbers. */
 struct baton_kv_view kv_dense_view(struct baton_kv_layout *layout, uint32_t dtype,

@@ -96,10 +96,6 @@ static inline uint8_t *kv_at(const uint8_t *base, int64_t offset)
 /* Does the view hold (write: have room for) positions [first, first+n)? BATON_ERR_USAGE if not. */
 int kv_view_check(const struct baton_kv_view *v, enum kv_which which, uint32_t first, uint32_t n,
                   bool write, struct baton_error *e);
-/* Address of (position, head 0, dim 0), and in *run how many of the n positions from there lie
- * stride_position apart. The range was checked before. */
-uint8_t *kv_view_run(const struct baton_kv_view *v, enum kv_which which, uint32_t position,
-                     uint32_t n, uint32_t *run);
 
 /* n elements from src to dst, strides in bytes, converting between dtypes by one rounding to
  * nearest even; equal dtypes are copied bit by bit, NaN payloads included. */

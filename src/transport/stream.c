@@ -11,7 +11,7 @@
 
 #include "transport/transport_priv.h"
 
-#define MAX_IOV 64             /* pieces a system call; more are sent by the next one */
+#define MAX_IOV 160            /* pieces a system call; more are sent by the next one */
 #define DRAIN_BYTES (1u << 20) /* read and dropped at the close of a TCP socket */
 
 struct stream {
