@@ -298,9 +298,7 @@ template <int N> static __global__ void __launch_bounds__(32 * WARPS) attend(str
 template <int N> static cudaError_t run(struct cuda_where at, dim3 grid, const struct job &j)
 {
     size_t shared = N * 32 * 8 * WARPS * sizeof(float) + 2 * CUDA_SPLIT * row_bytes(j.a.head_dim);
-    cudaError_t rc = cudaFuncSetAttribute(attend<N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)shared);
-    return rc ? rc : launch(at, attend<N>, grid, 32 * WARPS, shared, j);
+    return launch(at, attend<N>, grid, 32 * WARPS, shared, j);
 }
 
 cudaError_t cuda_attend_decode(struct cuda_where at, const struct cuda_attention *a,

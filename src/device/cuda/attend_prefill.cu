@@ -263,10 +263,8 @@ static __global__ void __launch_bounds__(THREADS, HD > 128 ? 1 : 2) attend(struc
 
 template <int HD> static cudaError_t run(struct cuda_where at, const struct job &j)
 {
-    cudaError_t rc = cudaFuncSetAttribute(attend<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)shape<HD>::SHARED);
     dim3 grid((j.n + shape<HD>::ROWS - 1) / shape<HD>::ROWS, j.a.q_heads);
-    return rc ? rc : launch(at, attend<HD>, grid, THREADS, shape<HD>::SHARED, j);
+    return launch(at, attend<HD>, grid, THREADS, shape<HD>::SHARED, j);
 }
 
 bool cuda_attend_has(uint32_t d)

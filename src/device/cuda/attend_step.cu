@@ -419,11 +419,7 @@ static __global__ void __launch_bounds__(32 * shape<HD>::WARPS)
 
 template <int HD> static cudaError_t run(struct cuda_where at, dim3 grid, const struct job &j)
 {
-    cudaError_t rc = cudaFuncSetAttribute(attend<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)shape<HD>::SHARED);
-    return rc ? rc
-              : launch_clusters(at, attend<HD>, grid, 32 * shape<HD>::WARPS, shape<HD>::SHARED,
-                                CTAS, j);
+    return launch_clusters(at, attend<HD>, grid, 32 * shape<HD>::WARPS, shape<HD>::SHARED, CTAS, j);
 }
 
 bool cuda_attend_step_has(uint32_t head_dim)

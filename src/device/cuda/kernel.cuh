@@ -31,6 +31,17 @@ static inline cudaError_t launch_clusters(struct cuda_where at, void (*kernel)(P
         attr[c.numAttrs].val.clusterDim.y = attr[c.numAttrs].val.clusterDim.z = 1;
         c.numAttrs++;
     }
+    if (shared) {
+        /* One split between shared memory and L1 for all: a kernel that wants another one than its
+         * predecessor's can't begin beside it. */
+        cudaError_t rc = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                              (int)shared);
+        if (rc == cudaSuccess)
+            rc = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      cudaSharedmemCarveoutMaxShared);
+        if (rc)
+            return rc;
+    }
     return cudaLaunchKernelEx(&c, kernel, P(a)...);
 }
 
