@@ -623,6 +623,7 @@ class Folder:
             if result.get("verdict") not in ("error", "not_run"):
                 self.differ("cases.jsonl", where, "a verdict without raw data")
             return
+        raw = raw if isinstance(raw, dict) else {}
         file, digest = raw.get("file"), raw.get("sha256")
         if not isinstance(file, str) or not file.startswith("raw/") or file in used:
             self.differ("cases.jsonl", where, "names no file of raw/, or another attempt's")
@@ -672,7 +673,7 @@ class Folder:
         if claimed is not None:
             try:
                 due = summary(lines, last)
-            except (KeyError, TypeError, AttributeError) as why:
+            except (KeyError, TypeError, AttributeError, ValueError, IndexError) as why:
                 self.differ("cases.jsonl", "", f"malformed: {why!r}")
             else:
                 self.compare(due, claimed, "summary.json", "", True)
