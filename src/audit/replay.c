@@ -162,6 +162,13 @@ static int find_begin(const char *path, json_t **begin, struct baton_error *e)
     return rc;
 }
 
+/* A file that can't be read, or a chain that does not hold, is no difference of the request. */
+static int as_input(int rc, const struct baton_error *why, struct baton_error *e)
+{
+    bool input = rc == BATON_ERR_IO || rc == BATON_ERR_INTEGRITY;
+    return base_fail(e, input ? BATON_ERR_INPUT : rc, "%s", why->text);
+}
+
 int audit_record_open(const char *path, struct audit_record *out, struct baton_error *e)
 {
     json_t *begin = NULL;
@@ -169,12 +176,12 @@ int audit_record_open(const char *path, struct audit_record *out, struct baton_e
     *out = (struct audit_record){.kind = ""};
     int rc = base_json_load(path, AUDIT_FILE_LIMIT, &out->doc, &why);
     if (rc)
-        return base_fail(e, rc == BATON_ERR_IO ? BATON_ERR_INPUT : rc, "%s", why.text);
+        return as_input(rc, &why, e);
     bool check = is(out->doc, "kind", "check"), run = json_is_object(get(out->doc, "route"));
     if (!check && !is(out->doc, "kind", "matrix") && !run)
         return bad("it is neither a check's, nor a matrix cell's, nor a document of baton run", e);
-    if (!run)
-        rc = find_begin(path, &begin, e);
+    if (!run && (rc = find_begin(path, &begin, &why)) != 0)
+        rc = as_input(rc, &why, e);
     if (rc == 0 && !run)
         rc = base_json_u32(out->doc, "n", true, 1, 1u << 16, &out->n, "the record", e);
     if (rc == 0)

@@ -24,6 +24,8 @@ struct kind {
     bool (*sure)(const char *text);
 };
 
+/* No name has more labels, and PCRE2 gives up on a line of thousands. */
+#define LABELS "{1,126}"
 #define WORD_BEGINS "(?<![A-Za-z0-9_.$}/\\\\-])"
 
 static bool tells_v4(const char *text);
@@ -36,16 +38,17 @@ static const struct kind kinds[] = {
      NULL},
     {"path", "(?<![A-Za-z0-9])[A-Za-z]:\\\\{1,2}Users\\\\{1,2}[^\\s\"'\\\\]+", NULL},
     {"user",
-     "(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]+@(?!users\\.noreply\\.)(?:[A-Za-z0-9-]+\\.)+"
+     "(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]+@(?!users\\.noreply\\.)(?:[A-Za-z0-9-]++\\.)" LABELS
      "(?!example\\b|invalid\\b|test\\b)[A-Za-z]{2,}(?![A-Za-z0-9-])"
      "(?<!@example\\.com)(?<!@example\\.org)(?<!@example\\.net)",
      NULL},
     {"host", "(?<![0-9A-Za-z_.-])(?:[0-9]{1,3}\\.){3}[0-9]{1,3}(?![0-9A-Za-z_-]|\\.[0-9])",
      tells_v4},
-    {"host", "(?<![0-9A-Za-z_:.])[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*[0-9A-Fa-f](?![\\w:])",
+    {"host", "(?<![0-9A-Za-z_:.])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:.]{0,44}[0-9A-Fa-f](?![\\w:])",
      tells_v6},
     {"host", "(?<![0-9A-Za-z_:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9A-Za-z_:])", NULL},
-    {"host", "(?<![\\w.@-])(?:[a-z0-9-]+\\.)+(?:internal|corp|lan|intranet)(?![\\w.(-])", NULL},
+    {"host", "(?<![\\w.@-])(?:[a-z0-9-]++\\.)" LABELS "(?:internal|corp|lan|intranet)(?![\\w.(-])",
+     NULL},
     {"key", "-----BEGIN [A-Z ]*PRIVATE KEY-----", NULL},
     {"key",
      "(?<![A-Za-z0-9])(?:AKIA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\\w{30,}|"
@@ -73,7 +76,8 @@ struct audit_search {
     struct pattern patterns[KINDS + NAMES_MOST];
     uint32_t n_patterns;
     pcre2_match_data *match;
-    json_t *known, *findings; /* [{"kind", "file", "text", "used"}]; as reported */
+    json_t *known;                 /* [{"kind", "file", "text", "used"}] */
+    json_t *findings, *unsearched; /* as reported */
     uint64_t files, binary, news, old;
 };
 
@@ -160,6 +164,7 @@ int audit_search_open(struct audit_search **out, struct baton_error *e)
         return BATON_ERR_NOMEM;
     s->known = json_array();
     s->findings = json_array();
+    s->unsearched = json_array();
     s->match = pcre2_match_data_create(1, NULL);
     int rc = s->match ? 0 : base_fail(e, BATON_ERR_NOMEM, "no memory for patterns");
     for (size_t i = 0; i < KINDS && rc == 0; i++)
@@ -182,6 +187,7 @@ void audit_search_close(struct audit_search *s)
     pcre2_match_data_free(s->match);
     json_decref(s->known);
     json_decref(s->findings);
+    json_decref(s->unsearched);
     free(s);
 }
 
@@ -276,17 +282,31 @@ static bool believed(const struct pattern *p, const char *text, size_t n)
     return p->sure(copy);
 }
 
-static int search_one(struct audit_search *s, const struct pattern *p, const char *name,
-                      const char *text, size_t n, uint32_t line, struct baton_error *e)
+/* One file that can't be searched ends no search of others. Named once, for what failed first. */
+static void add_unsearched(struct audit_search *s, const char *name, const char *why)
+{
+    const json_t *last = json_array_get(s->unsearched, json_array_size(s->unsearched) - 1);
+    struct baton_error shown; /* names may be no UTF-8 */
+    base_fail(&shown, 0, "%.240s", name);
+    if (!last || strcmp(member(last, "file"), shown.text))
+        json_array_append_new(s->unsearched,
+                              json_pack("{s:s,s:s}", "file", shown.text, "why", why));
+}
+
+static void search_one(struct audit_search *s, const struct pattern *p, const char *name,
+                       const char *text, size_t n, uint32_t line)
 {
     size_t at = 0, counted = 0;
     for (;;) {
         int rc = pcre2_match(p->code, (PCRE2_SPTR)text, n, at, 0, s->match, NULL);
         if (rc == PCRE2_ERROR_NOMATCH)
-            return 0;
-        if (rc < 0)
-            return base_fail(e, BATON_ERR_INPUT, "%.150s can't be searched: PCRE2 error %d", name,
-                             rc);
+            return;
+        if (rc < 0) {
+            char why[64];
+            snprintf(why, sizeof why, "PCRE2 error %d looking for a %s", rc, p->kind);
+            add_unsearched(s, name, why);
+            return;
+        }
         const size_t *span = pcre2_get_ovector_pointer(s->match);
         for (; counted < span[0]; counted++)
             line += text[counted] == '\n';
@@ -296,43 +316,47 @@ static int search_one(struct audit_search *s, const struct pattern *p, const cha
     }
 }
 
-int audit_search_text(struct audit_search *s, const char *name, const char *text, size_t n,
-                      uint32_t line, struct baton_error *e)
+void audit_search_text(struct audit_search *s, const char *name, const char *text, size_t n,
+                       uint32_t line)
 {
     struct baton_error shown; /* names may be no UTF-8, and findings are JSON */
-    int rc = 0;
     base_fail(&shown, 0, "%.240s", name);
     if (n && memchr(text, '\0', n)) {
         s->binary++;
-        return 0;
+        return;
     }
-    for (uint32_t i = 0; i < s->n_patterns && rc == 0 && n; i++)
-        rc = search_one(s, &s->patterns[i], shown.text, text, n, line, e);
-    return rc;
+    for (uint32_t i = 0; i < s->n_patterns && n; i++)
+        search_one(s, &s->patterns[i], shown.text, text, n, line);
 }
 
-int audit_search_file(struct audit_search *s, const char *path, const char *name,
-                      struct baton_error *e)
+static void search_link(struct audit_search *s, const char *path, const char *name)
+{
+    char to[4096];
+    ssize_t n = readlink(path, to, sizeof to);
+    if (n < 0)
+        add_unsearched(s, name, strerror(errno));
+    else
+        audit_search_text(s, name, to, (size_t)n, 1);
+}
+
+void audit_search_file(struct audit_search *s, const char *path, const char *name)
 {
     struct stat st;
-    if (lstat(path, &st))
-        return base_fail_errno(e, BATON_ERR_INPUT, errno, "%s", path);
-    s->files++;
-    if (S_ISLNK(st.st_mode)) {
-        char to[4096];
-        ssize_t n = readlink(path, to, sizeof to);
-        return n < 0 ? base_fail_errno(e, BATON_ERR_INPUT, errno, "%s", path)
-                     : audit_search_text(s, name, to, (size_t)n, 1, e);
-    }
-    if (!S_ISREG(st.st_mode)) /* a submodule's folder, a pipe: no text */
-        return 0;
     struct base_file f;
-    int rc = base_file_open(&f, path, e);
-    if (rc)
-        return rc;
-    rc = audit_search_text(s, name, (const char *)f.data, f.size, 1, e);
-    base_file_close(&f);
-    return rc;
+    struct baton_error why;
+    s->files++;
+    if (lstat(path, &st))
+        add_unsearched(s, name, strerror(errno));
+    else if (S_ISLNK(st.st_mode))
+        search_link(s, path, name);
+    else if (!S_ISREG(st.st_mode)) /* a submodule's folder, a pipe: no text */
+        return;
+    else if (base_file_open(&f, path, &why))
+        add_unsearched(s, name, why.text);
+    else {
+        audit_search_text(s, name, (const char *)f.data, f.size, 1);
+        base_file_close(&f);
+    }
 }
 
 int audit_search_folder(struct audit_search *s, const char *path, struct baton_error *e)
@@ -343,17 +367,19 @@ int audit_search_folder(struct audit_search *s, const char *path, struct baton_e
     json_object_foreach(files, name, ignored)
     {
         char *full = rc == 0 ? base_path_join(path, name, e) : NULL;
-        if (rc == 0)
-            rc = full ? audit_search_file(s, full, name, e) : e->code;
+        if (full)
+            audit_search_file(s, full, name);
+        else
+            rc = BATON_ERR_NOMEM;
         free(full);
     }
     json_decref(files);
     return rc;
 }
 
-uint64_t audit_search_news(const struct audit_search *s)
+bool audit_search_clean(const struct audit_search *s)
 {
-    return s->news;
+    return !s->news && !json_array_size(s->unsearched);
 }
 
 struct json_t *audit_search_report(const struct audit_search *s)
@@ -365,7 +391,7 @@ struct json_t *audit_search_report(const struct audit_search *s)
             json_array_append_new(unused, json_sprintf("%s\t%s\t%s", member(k, "kind"),
                                                        member(k, "file"), member(k, "text")));
     }
-    return json_pack("{s:O,s:I,s:I,s:I,s:I,s:o}", "findings", s->findings, "files",
-                     (json_int_t)s->files, "binary", (json_int_t)s->binary, "new",
-                     (json_int_t)s->news, "known", (json_int_t)s->old, "unused", unused);
+    return json_pack("{s:O,s:O,s:I,s:I,s:I,s:I,s:o}", "findings", s->findings, "unsearched",
+                     s->unsearched, "files", (json_int_t)s->files, "binary", (json_int_t)s->binary,
+                     "new", (json_int_t)s->news, "known", (json_int_t)s->old, "unused", unused);
 }

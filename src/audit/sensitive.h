@@ -4,7 +4,7 @@
  *
  *     audit_search_open(&search, &e);
  *     audit_search_known(search, path, &e);        // findings that are no news
- *     audit_search_text(search, name, text, n, 1, &e);     // as often as wanted
+ *     audit_search_text(search, name, text, n, 1);         // as often as wanted
  *     audit_search_folder(search, folder, &e);
  *     doc = audit_search_report(search);
  *     audit_search_close(search);
@@ -27,21 +27,21 @@ void audit_search_close(struct audit_search *s); /* NULL is fine */
 int audit_search_known(struct audit_search *s, const char *path, struct baton_error *e);
 
 /* Search text that begins in line `line` of a file that is to be called `name`. What holds a NUL is
- * no text: it is counted and not looked at. */
-int audit_search_text(struct audit_search *s, const char *name, const char *text, size_t n,
-                      uint32_t line, struct baton_error *e);
+ * no text: it is counted and not looked at. What can't be searched is in the report. */
+void audit_search_text(struct audit_search *s, const char *name, const char *text, size_t n,
+                       uint32_t line);
 /* All of a file, called `name`. A link is searched as the text that it holds. */
-int audit_search_file(struct audit_search *s, const char *path, const char *name,
-                      struct baton_error *e);
+void audit_search_file(struct audit_search *s, const char *path, const char *name);
 /* All files of an evidence folder. */
 int audit_search_folder(struct audit_search *s, const char *path, struct baton_error *e);
 
-/* {"findings": [{"file", "line", "kind", "text", "known"}], "files", "binary", "new", "known",
- * "unused"}: `unused` are lines of the known file that no finding matched. Of a key only the
- * beginning is in `text`. At most 10000 findings are listed, all are counted. NULL without
+/* {"findings": [{"file", "line", "kind", "text", "known"}], "unsearched": [{"file", "why"}],
+ * "files", "binary", "new", "known", "unused"}: `unsearched` are files that could not be read or
+ * that a pattern gave up on, `unused` lines of the known file that no finding matched. Of a key
+ * only the beginning is in `text`. At most 10000 findings are listed, all are counted. NULL without
  * memory. */
 struct json_t *audit_search_report(const struct audit_search *s);
-/* Findings that are not known. */
-uint64_t audit_search_news(const struct audit_search *s);
+/* All was searched, and no finding is new. */
+bool audit_search_clean(const struct audit_search *s);
 
 #endif

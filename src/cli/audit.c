@@ -118,7 +118,7 @@ static json_t *report_json(const struct audit_report *r)
 /* Prints what there is: an audit where there is a folder, findings where they were searched for. */
 static int report(const struct cli_audit_args *a, const struct audit_report *r, json_t *found)
 {
-    int rc = json_array_size(r->differences) || json_integer_value(json_object_get(found, "new"));
+    int rc = json_array_size(r->differences) || (found && strcmp(text(found, "verdict"), "pass"));
     if (!a->common.json) {
         if (a->dir)
             print_report(a->dir, r);

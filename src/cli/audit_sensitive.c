@@ -69,7 +69,7 @@ static int search_listed(struct audit_search *s, const char *const *argv, struct
     for (size_t at = 0; rc == 0 && at < n; at += strlen(names + at) + 1)
         if (names[at] && faccessat(AT_FDCWD, names + at, F_OK, AT_SYMLINK_NOFOLLOW) ==
                              0) /* else it is deleted */
-            rc = audit_search_file(s, names + at, names + at, e);
+            audit_search_file(s, names + at, names + at);
     free(names);
     return rc;
 }
@@ -126,31 +126,60 @@ static size_t span_of(const char *lines, size_t n, unsigned long count)
     return at;
 }
 
+/* What git wrote for a name with quotes or control characters, as the name; in place. */
+static void unquote(char *s)
+{
+    static const char letters[] = "abtnvfr", meant[] = "\a\b\t\n\v\f\r";
+    char *to = s;
+    for (s += *s == '"'; *s && *s != '"'; s++) {
+        const char *letter = NULL;
+        if (*s != '\\' || !s[1]) {
+            *to++ = *s;
+        } else if (*++s >= '0' && *s <= '3' && s[1] && s[2]) {
+            *to++ = (char)((s[0] - '0') << 6 | (s[1] - '0') << 3 | (s[2] - '0'));
+            s += 2;
+        } else {
+            letter = strchr(letters, *s);
+            *to++ = letter ? meant[letter - letters] : *s;
+        }
+    }
+    *to = '\0';
+}
+
+/* The file's name of a line "+++ b/NAME", where a tab follows a name with blanks. */
+static void take_name(char *name, size_t size, char *line)
+{
+    if (*line == '"')
+        unquote(line);
+    else
+        line[strcspn(line, "\t")] = '\0';
+    snprintf(name, size, "%s", strncmp(line, "b/", 2) ? line : line + 2);
+}
+
 /* A diff without context. Inside a hunk its lines are counted, so that none of them can pass for a
- * file's name. */
-static int search_diff(struct audit_search *s, char *diff, size_t n, struct baton_error *e)
+ * file's name. Of a file nothing is searched after a hunk that has a NUL. */
+static void search_diff(struct audit_search *s, char *diff, size_t n)
 {
     char name[4096] = "";
-    int rc = 0;
-    for (size_t at = 0; at < n && rc == 0;) {
+    bool binary = false;
+    for (size_t at = 0; at < n;) {
         char *line = diff + at, *end = memchr(line, '\n', n - at);
         size_t length = end ? (size_t)(end - line) : n - at;
         unsigned long first, less, more;
         line[length] = '\0'; /* of the newline, or of the text's end */
         at += length + (end != NULL);
-        if (!strncmp(line, "+++ ", 4)) { /* quoted where it has quotes or control characters */
-            line += strncmp(line, "+++ b/", 6) ? 4 : 6;
-            snprintf(name, sizeof name, "%.*s", (int)strcspn(line, "\t"), line);
-        } else if (!strncmp(line, "Binary files ", 13))
-            rc = audit_search_text(s, line, "", 1, 1, e); /* a NUL: counted as binary */
-        else if (hunk(line, &first, &less, &more)) {
+        if (!strncmp(line, "+++ ", 4)) {
+            take_name(name, sizeof name, line + 4);
+            binary = false;
+        } else if (hunk(line, &first, &less, &more)) {
             size_t bytes = span_of(diff + at, n - at, less + more);
             size_t added = take_added(diff + at, bytes);
-            rc = audit_search_text(s, name, diff + at, added, (uint32_t)first, e);
+            if (!binary)
+                audit_search_text(s, name, diff + at, added, (uint32_t)first);
+            binary = binary || (added && memchr(diff + at, '\0', added));
             at += bytes;
         }
     }
-    return rc;
 }
 
 static int search_changed(struct audit_search *s, const char *base, struct baton_error *e)
@@ -160,6 +189,7 @@ static int search_changed(struct audit_search *s, const char *base, struct baton
                                 "core.quotePath=false",
                                 "diff",
                                 "-U0",
+                                "--text", /* whatever .gitattributes says */
                                 "--no-color",
                                 "--no-ext-diff",
                                 "--no-textconv",
@@ -177,7 +207,7 @@ static int search_changed(struct audit_search *s, const char *base, struct baton
     int rc = *base == '-' ? base_fail(e, BATON_ERR_USAGE, "--changed: '%.60s' is no commit", base)
                           : git(argv, &diff, &n, e);
     if (rc == 0)
-        rc = search_diff(s, diff, n, e);
+        search_diff(s, diff, n);
     free(diff);
     return rc ? rc : search_listed(s, others, e);
 }
@@ -196,7 +226,7 @@ int cli_audit_sensitive(const struct cli_audit_args *a, struct json_t **out, str
                           : search_tree(s, e);
     if (rc == 0) {
         *out = audit_search_report(s);
-        json_object_set_new(*out, "verdict", json_string(audit_search_news(s) ? "fail" : "pass"));
+        json_object_set_new(*out, "verdict", json_string(audit_search_clean(s) ? "pass" : "fail"));
     }
     audit_search_close(s);
     return rc;
@@ -216,12 +246,16 @@ static const char *text(const json_t *o, const char *key)
 void cli_audit_print_sensitive(const struct json_t *doc)
 {
     const json_t *all = json_object_get(doc, "findings"), *unused = json_object_get(doc, "unused");
+    const json_t *unsearched = json_object_get(doc, "unsearched");
     for (size_t i = 0; i < json_array_size(all); i++) {
         const json_t *f = json_array_get(all, i);
         if (!json_is_true(json_object_get(f, "known")))
             printf("%s:%lld: %s: %s\n", text(f, "file"), integer(f, "line"), text(f, "kind"),
                    text(f, "text"));
     }
+    for (size_t i = 0; i < json_array_size(unsearched); i++)
+        printf("%s: not searched: %s\n", text(json_array_get(unsearched, i), "file"),
+               text(json_array_get(unsearched, i), "why"));
     for (size_t i = 0; i < json_array_size(unused); i++)
         printf("known, and not found any more: %s\n", json_string_value(json_array_get(unused, i)));
     printf("%lld files, %lld of them binary and not searched: %lld findings, %lld known ones\n",

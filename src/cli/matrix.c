@@ -246,7 +246,7 @@ static int print_report(const struct args *a, const struct cli_matrix_report *r)
 {
     const char *where = a->options.evidence ? audit_evidence_path(a->options.evidence) : a->from;
     bool differs = cli_matrix_differs(r);
-    int rc = differs || !strcmp(r->verdict, "fail") ? 1 : !strcmp(r->verdict, "pass") ? 0 : 3;
+    int rc = !strcmp(r->verdict, "fail") ? 1 : !strcmp(r->verdict, "pass") ? 0 : 3;
     if (a->common.json)
         return cli_print_json(json_pack("{s:i,s:s,s:O,s:s*,s:b,s:s}", "schema", 1, "path", "engine",
                                         "cells", r->cells, "evidence", where, "holds", !differs,
@@ -273,9 +273,9 @@ static int open_with(const struct args *a, struct cli_matrix_report *r, struct b
 static int write_files(const struct args *a, struct cli_matrix_report *r, struct baton_error *e)
 {
     int rc = 0;
-    r->verdict = audit_matrix_verdict(r->cells);
     if (a->html && a->options.evidence)
         rc = cli_folder_open(&r->folder, audit_evidence_path(a->options.evidence), e);
+    r->verdict = cli_matrix_differs(r) ? "fail" : audit_matrix_verdict(r->cells);
     if (rc == 0 && a->junit)
         rc = cli_matrix_junit(a->junit, r, e);
     if (rc == 0 && a->md)

@@ -27,8 +27,8 @@ void cli_folder_close(struct cli_folder *f); /* a zeroed one is fine */
 enum { CLI_WITH_MOST = 16 };
 /* What a report is of. */
 struct cli_matrix_report {
-    const json_t *cells; /* as `baton matrix --json` has them */
-    const char *verdict;
+    const json_t *cells;      /* as `baton matrix --json` has them */
+    const char *verdict;      /* of the cells; fail where a folder does not hold */
     struct cli_folder folder; /* lines NULL: no evidence was kept */
     /* Shown below the cells: folders of check, probe and quality, documents of bench. */
     struct cli_folder with[CLI_WITH_MOST];
@@ -40,7 +40,8 @@ void cli_matrix_report_close(struct cli_matrix_report *r); /* cells are the call
 /* Does one of the folders not hold? */
 bool cli_matrix_differs(const struct cli_matrix_report *r);
 
-/* All cells for a job that is gated on them: fail is a failure, not_run skipped. */
+/* All cells for a job that is gated on them: fail is a failure, not_run skipped. A folder that does
+ * not hold is a failure called "evidence". */
 int cli_matrix_junit(const char *path, const struct cli_matrix_report *r, struct baton_error *e);
 /* The same as a table for a pull request. */
 int cli_matrix_markdown(const char *path, const struct cli_matrix_report *r, struct baton_error *e);

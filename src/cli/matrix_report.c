@@ -76,6 +76,7 @@ int cli_matrix_junit(const char *path, const struct cli_matrix_report *r, struct
 {
     char *s = NULL;
     size_t n = 0;
+    int differs = cli_matrix_differs(r);
     FILE *f = open_memstream(&s, &n);
     if (!f)
         return base_fail(e, BATON_ERR_NOMEM, "no memory for %.160s", path);
@@ -83,8 +84,13 @@ int cli_matrix_junit(const char *path, const struct cli_matrix_report *r, struct
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
             "<testsuite name=\"baton matrix\" tests=\"%d\" failures=\"%d\" errors=\"%d\" "
             "skipped=\"%d\">\n",
-            (int)json_array_size(r->cells), cli_count(r->cells, "fail"),
+            (int)json_array_size(r->cells) + differs, cli_count(r->cells, "fail") + differs,
             cli_count(r->cells, "error"), cli_count(r->cells, "not_run"));
+    if (differs)
+        fputs(
+            "  <testcase classname=\"baton.matrix\" name=\"evidence\"><failure message=\"evidence "
+            "that is shown does not hold: see baton audit\"/></testcase>\n",
+            f);
     for (size_t i = 0; i < json_array_size(r->cells); i++)
         put_case(f, json_array_get(r->cells, i));
     fputs("</testsuite>\n", f);
@@ -101,7 +107,8 @@ int cli_matrix_markdown(const char *path, const struct cli_matrix_report *r, str
     FILE *f = open_memstream(&s, &n);
     if (!f)
         return base_fail(e, BATON_ERR_NOMEM, "no memory for %.160s", path);
-    fprintf(f, "**baton matrix: %s** (%d pass, %d fail, %d error, %d not run)\n\n", r->verdict,
+    fprintf(f, "**baton matrix: %s%s** (%d pass, %d fail, %d error, %d not run)\n\n",
+            cli_matrix_differs(r) ? "evidence does not hold, see `baton audit`: " : "", r->verdict,
             cli_count(r->cells, "pass"), cli_count(r->cells, "fail"), cli_count(r->cells, "error"),
             cli_count(r->cells, "not_run"));
     fputs("| cell | producer | consumer | verdict | native | reference | why |\n"

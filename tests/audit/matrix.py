@@ -279,8 +279,13 @@ def strange_folders(rng, folder, out):
         doc = json.loads(r.stdout)
         with open(out[1], encoding="utf-8") as f:
             page = Page(f.read())
-        xml.etree.ElementTree.parse(out[3])
-        assert doc["holds"] or (r.returncode == 1 and "do not hold" in page.text), path
+        suite = xml.etree.ElementTree.parse(out[3]).getroot()
+        with open(out[5], encoding="utf-8") as f:
+            head = f.readline()
+        failed = [t.get("name") for t in suite if t.find("failure") is not None]
+        assert int(suite.get("failures")) == len(failed) and int(suite.get("tests")) == len(suite), path
+        assert doc["holds"] == ("evidence" not in failed) == ("does not hold" not in head), (path, head)
+        assert doc["holds"] or (r.returncode == 1 and doc["verdict"] == "fail" and "do not hold" in page.text), path
         assert doc["holds"] == (not second.Folder(copy_).audit(None)), path
 
 

@@ -120,6 +120,12 @@ def refusals(rng):
     with open(copy_ + "/raw/0000.json", "ab") as f:
         f.write(b" ")
     assert "hash" in replay(2, copy_ + "/raw/0000.json", "-m", SMALL)
+    with open(folder + "/cases.jsonl", "rb") as f:
+        lines = f.read()
+    write(copy_, "cases.jsonl", lines.replace(b'"prev":"', b'"prev":"0', 1))
+    assert '"prev"' in replay(2, copy_ + "/raw/0000.json", "-m", SMALL)
+    os.unlink(copy_ + "/cases.jsonl")
+    assert "cases.jsonl" in replay(2, copy_ + "/raw/0000.json", "-m", SMALL)
     for _ in range(20):  # of any shape: said, never a crash
         e = Editor(folder, copy_)
         doc = rng.choice([e.raw["raw/0000.json"], e.raw["raw/0000.json"], e.lines[0]])

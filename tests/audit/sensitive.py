@@ -3,6 +3,7 @@
 
 usage: sensitive.py (BATON_BINARY: the program, BATON_SOURCE_ROOT: the tree)
 """
+import ctypes
 import glob
 import json
 import os
@@ -112,15 +113,45 @@ def changes(rng):
     n = CLEAN.count("\n")
     want = {("old.txt", 5, "path"), ("clean.txt", n + 4, "key"), ('with "quotes".txt', 1, "user")}
     assert {f[:3] for f in found(doc)} == want, found(doc)
+    write(folder, ".gitattributes", b"*.txt -diff\n*.bin binary\n")  # of text, and it is searched
+    write(folder, "b.bin", PLANTED["path"][0].encode())
+    write(folder, "nul.bin", b"\0\n" + PLANTED["path"][0].encode())
+    write(folder, "back\\slash\u00e9\x01.txt", PLANTED["path"][2].encode())
+    want |= {("b.bin", 1, "path"), ("back\\slash\u00e9?.txt", 1, "path")}
     git(folder, "add", "-A")
-    doc = audit(1, "--changed", "HEAD", cwd=folder)  # git's own name of that file has quotes
-    assert {f[1:3] for f in found(doc)} == {w[1:] for w in want}, found(doc)
+    doc = audit(1, "--changed", "HEAD", cwd=folder)  # git's own names of some have quotes
+    assert {f[:3] for f in found(doc)} == want and doc["sensitive"]["binary"] == 1, found(doc)
     git(folder, "rm", "-q", "--cached", "old.txt")
     os.unlink(folder + "/old.txt")
-    assert len(found(audit(1, "--changed", "HEAD", cwd=folder))) == 2
-    assert len(found(audit(1, "--changed", "HEAD~1", cwd=folder))) == 2
+    assert len(found(audit(1, "--changed", "HEAD", cwd=folder))) == 4
+    assert len(found(audit(1, "--changed", "HEAD~1", cwd=folder))) == 4
     assert "HEAD~9" in audit(2, "--changed", "HEAD~9", cwd=folder)
     assert "no commit" in audit(2, "--changed", "--output=x", cwd=folder)
+
+
+def odd_files(rng):
+    """Lines of thousands of labels are searched; a file that is not is named, and others are searched all the same."""
+    folder = repository()
+    write(folder, "long.txt", f"x@{'a.' * 5000}\n{'00:1f:' * 2000}\n{'a.' * 5000}b\n{PLANTED['path'][0]}\n".encode())
+    doc = audit(1, "--tree", cwd=folder)["sensitive"]
+    assert [(f["line"], f["kind"]) for f in doc["findings"]] == [(4, "path")] and doc["unsearched"] == [], doc
+    write(folder, "closed.txt", b"")
+    os.chmod(folder + "/closed.txt", 0)
+
+    def lose_rights():  # root's, to read what is closed: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        for right in (1, 2):
+            ctypes.CDLL(None).prctl(24, right, 0, 0, 0)
+
+    for args in (["--tree"], ["--changed", "HEAD"]):
+        said = [subprocess.run([BATON, "audit", "--sensitive", *args, *json_], capture_output=True, text=True, cwd=folder,
+                               preexec_fn=lose_rights) for json_ in ([], ["--json"])]
+        assert [r.returncode for r in said] == [1, 1], said
+        assert "closed.txt: not searched: " in said[0].stdout and "long.txt:4: path: " in said[0].stdout, said
+        doc = json.loads(said[1].stdout)
+        assert [u["file"] for u in doc["sensitive"]["unsearched"]] == ["closed.txt"] and doc["verdict"] == "fail", doc
+    os.unlink(folder + "/long.txt")
+    assert subprocess.run([BATON, "audit", "--sensitive", "--tree"], capture_output=True, cwd=folder,
+                          preexec_fn=lose_rights).returncode == 1  # nothing found, not all searched
 
 
 def known_ones(rng):
@@ -161,6 +192,6 @@ def this_tree(rng):
 
 if __name__ == "__main__":
     try:
-        main([every_kind, evidence, changes, known_ones, refusals, this_tree])
+        main([every_kind, evidence, changes, odd_files, known_ones, refusals, this_tree])
     finally:
         shutil.rmtree(TEMP)
