@@ -14,7 +14,7 @@ enum { CONNECT_SECONDS = 5, WHOLE_BYTES = 256 << 20 };
 static size_t take(char *data, size_t size, size_t n, void *fetch)
 {
     struct serve_fetch *f = fetch;
-    if (f->in.n + size * n > WHOLE_BYTES || serve_text_put(&f->in, data, size * n))
+    if (f->in.n + size * n > f->most || serve_text_put(&f->in, data, size * n))
         return 0;
     return size * n;
 }
@@ -62,7 +62,7 @@ static bool describe(struct serve_fetch *f, const struct serve_fetch_ask *a)
 int serve_fetch_open(struct serve_fetch *f, const struct serve_curl *c,
                      const struct serve_fetch_ask *a)
 {
-    *f = (struct serve_fetch){.curl = c};
+    *f = (struct serve_fetch){.curl = c, .most = a->most ? a->most : WHOLE_BYTES};
     f->easy = c->easy_init();
     f->multi = c->multi_init();
     if (f->easy && f->multi && describe(f, a) && !c->multi_add_handle(f->multi, f->easy))
@@ -107,8 +107,8 @@ bool serve_fetch_step(struct serve_fetch *f, int *client_fd, int wait_ms)
         f->result = CURLE_RECV_ERROR;
     }
     note(f);
-    if (f->over || f->in.n > before)
-        return true;
+    if (f->over || f->in.n > before) /* a member that never stops must not hide that he left */
+        return *client_fd < 0 || still_there(client_fd);
     f->curl->multi_poll(f->multi, *client_fd >= 0 ? &client : NULL, *client_fd >= 0, wait_ms, NULL);
     return *client_fd < 0 || still_there(client_fd);
 }

@@ -147,6 +147,12 @@ static enum MHD_Result relay(struct call *call)
     bool post = routes[call->route].method[0] == 'P';
     const char *body = call->body.data ? call->body.data : "";
     begin_relay(call);
+    for (const char *c = call->relay.authorization; c && *c; c++)
+        if ((unsigned char)*c < ' ' && !call->problem.status)
+            serve_refuse(&call->problem, 400, "invalid_header", NULL,
+                         "Authorization has a control character");
+    if (call->problem.status)
+        return reply_json(call, call->problem.status, serve_problem_json(&call->problem));
     limit_idle(call->connection, false);
     int rc = routes[call->route].route == GENERATE
                  ? serve_relay_generate(&call->relay, body, call->body.n, &call->problem)
@@ -155,6 +161,8 @@ static enum MHD_Result relay(struct call *call)
     serve_text_free(&call->body);
     if (call->relay.gone)
         return MHD_NO;
+    if (rc == 0)
+        call->problem.status = 0; /* a member's, which another one made good */
     return rc ? reply_json(call, call->problem.status, serve_problem_json(&call->problem))
               : reply_relayed(call);
 }

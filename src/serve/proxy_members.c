@@ -9,6 +9,7 @@ enum {
     CHECK_NS = 1000000000,    /* between two rounds of health checks */
     ANSWER_NS = 2000000000,   /* for one answer */
     LOOK_NS = CHECK_NS / 100, /* how often a round looks for answers */
+    HEALTH_BYTES = 65536,     /* of one answer */
     SILENT_CHECKS = 3         /* without an answer: nobody waits for it any longer */
 };
 
@@ -50,6 +51,7 @@ static int add(struct serve_proxy *p, enum serve_side side, const char *url, str
         return BATON_ERR_NOMEM;
     m->side = side;
     m->number = ++p->next_member;
+    m->listed = true;
     memcpy(m->url, url, strlen(url) + 1);
     struct serve_member **end = &p->members;
     while (*end)
@@ -58,15 +60,30 @@ static int add(struct serve_proxy *p, enum serve_side side, const char *url, str
     return 0;
 }
 
-/* Those that are there already keep what is known of them. */
-int serve_members_set(struct serve_proxy *p, const struct serve_proxy_config *c,
-                      struct baton_error *e)
+static int add_new(struct serve_proxy *p, const struct serve_proxy_config *c, struct baton_error *e)
 {
     int rc = 0;
     pthread_mutex_lock(&p->lock);
-    for (size_t i = 0; rc == 0 && i < c->n; i++)
-        if (!find(p, c->members[i].side, c->members[i].url))
+    for (size_t i = 0; rc == 0 && i < c->n; i++) {
+        struct serve_member *m = find(p, c->members[i].side, c->members[i].url);
+        if (m)
+            m->listed = true;
+        else
             rc = add(p, c->members[i].side, c->members[i].url, e);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}
+
+/* Those that are there already keep what is known of them; those that leave serve until the new
+ * ones have been asked how they are. */
+int serve_members_set(struct serve_proxy *p, const struct serve_proxy_config *c,
+                      struct baton_error *e)
+{
+    int rc = add_new(p, c, e);
+    if (rc == 0 && p->health_on)
+        serve_members_check(p);
+    pthread_mutex_lock(&p->lock);
     for (struct serve_member *m = p->members; rc == 0 && m; m = m->next) {
         m->listed = false;
         for (size_t i = 0; i < c->n; i++)
@@ -204,7 +221,7 @@ void serve_members_check(struct serve_proxy *p)
         }
     pthread_mutex_unlock(&p->lock);
     for (size_t i = 0; i < n; i++) {
-        const struct serve_fetch_ask a = {.member = m[i], .path = "/health"};
+        const struct serve_fetch_ask a = {.member = m[i], .path = "/health", .most = HEALTH_BYTES};
         serve_fetch_open(&asked[i], &p->curl, &a); /* without memory it is not judged */
     }
     listen_to(p, asked, n);

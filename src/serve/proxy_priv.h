@@ -110,6 +110,7 @@ struct serve_fetch {
     CURLM *multi;
     struct curl_slist *headers;
     struct serve_text in; /* what came and was not taken */
+    size_t most;          /* bytes of it that are held */
     long status;          /* 0 = none yet */
     char type[96];        /* of the content; "" */
     bool over;            /* whole, or broken: */
@@ -121,6 +122,7 @@ struct serve_fetch_ask {
     const char *authorization, *request_id; /* either may be NULL */
     const char *body;                       /* borrowed until the end; NULL: GET */
     size_t n_body;
+    size_t most; /* bytes of an answer that are held; 0: what a request may take */
 };
 int serve_fetch_open(struct serve_fetch *f, const struct serve_curl *c,
                      const struct serve_fetch_ask *a);
@@ -143,6 +145,7 @@ struct serve_relay {
     struct serve_text sent;      /* what it was asked */
     struct serve_fetch fetch;
     bool gone;   /* the client left, or the proxy ends */
+    bool ended;  /* a stream said [DONE], or what went wrong */
     bool broken; /* a stream that did not come to its end */
 };
 /* Hand a request to generate over to the members. 0 where `fetch` has the answer, whole or (a

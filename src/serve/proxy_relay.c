@@ -5,7 +5,7 @@
 
 #include "serve/proxy_priv.h"
 
-enum { STEP_MS = 250, BYTES_A_TOKEN = 4 };
+enum { STEP_MS = 250, BYTES_A_TOKEN = 4, EVENT_BYTES = 4 << 20 };
 
 static const char transfer[] = "kv_transfer_params";
 
@@ -118,6 +118,10 @@ static void step(struct serve_relay *r)
     struct serve_fetch *f = &r->fetch;
     if (!serve_fetch_step(f, &r->client_fd, STEP_MS) || atomic_load(&r->proxy->stopping)) {
         r->gone = true;
+    } else if (!f->over && serve_relay_streams(r) && f->in.n > EVENT_BYTES &&
+               !whole_events(&f->in)) {
+        f->over = true;
+        f->result = CURLE_FILESIZE_EXCEEDED;
     } else if (!f->over && serve_member_silent(r->proxy, r->member)) {
         f->over = true;
         f->result = CURLE_OPERATION_TIMEDOUT;
@@ -132,14 +136,16 @@ static int refuse_as_told(struct serve_relay *r, struct serve_problem *p)
     const char *why = NULL;
     if (r->fetch.in.n && !base_json_parse(r->fetch.in.data, r->fetch.in.n, "", &doc, &e))
         why = json_string_value(json_object_get(json_object_get(doc, "error"), "message"));
-    serve_refuse(p, (int)r->fetch.status, "upstream_failed", NULL, "%s server %s answered %ld: %s",
-                 serve_member_kind(r->member), r->member->url, r->fetch.status, why ? why : "");
+    serve_refuse(p, r->fetch.status >= 400 ? (int)r->fetch.status : 502, "upstream_failed", NULL,
+                 "%s server %s answered %ld: %s", serve_member_kind(r->member), r->member->url,
+                 r->fetch.status, why ? why : "");
     json_decref(doc);
     return -1;
 }
 
-/* Ask r->member, counted in, for r->sent. 0: the answer is there, whole or its first event. What
- * did not arrive whole, what may be asked of another member: -1 with *p. Check r->gone first. */
+/* Ask r->member, counted in, for r->sent. 0: the answer is there, whole or its first event, or it
+ * is the request's own fault. What did not arrive whole, what may be asked of another member: -1
+ * with *p. Check r->gone first. */
 static int exchange(struct serve_relay *r, bool get, struct serve_problem *p)
 {
     struct serve_fetch *f = &r->fetch;
@@ -163,7 +169,11 @@ static int exchange(struct serve_relay *r, bool get, struct serve_problem *p)
                             serve_member_kind(r->member), r->member->url,
                             r->proxy->curl.easy_strerror(f->result));
     }
-    return f->status >= 500 || f->status == 429 ? refuse_as_told(r, p) : 0;
+    if (serve_relay_streams(r) && f->over && !whole_events(&f->in))
+        return serve_refuse(p, 502, "upstream_lost", NULL, "%s server %s: a stream without events",
+                            serve_member_kind(r->member), r->member->url);
+    bool good = f->status == 200, own = f->status >= 400 && f->status < 500 && f->status != 429;
+    return good || own ? 0 : refuse_as_told(r, p);
 }
 
 /* The next member of a side; false where there is none. */
@@ -287,6 +297,15 @@ static enum outcome run(struct serve_relay *r, struct serve_problem *p)
 
 /* ---- the request ---------------------------------------------------------------------------- */
 
+/* Who pulls what from whom is told by us: in none of the places where servers look for it. */
+static void drop_transfers(json_t *doc)
+{
+    json_t *sampling = json_object_get(doc, "sampling_params");
+    json_object_del(doc, transfer);
+    json_object_del(json_object_get(doc, "vllm_xargs"), transfer);
+    json_object_del(json_object_get(sampling, "extra_args"), transfer);
+}
+
 int serve_relay_generate(struct serve_relay *r, const char *body, size_t n, struct serve_problem *p)
 {
     struct baton_error e;
@@ -294,10 +313,10 @@ int serve_relay_generate(struct serve_relay *r, const char *body, size_t n, stru
         return serve_refuse_error(p, NULL, &e);
     if (!json_is_object(r->doc))
         return serve_refuse(p, 400, "invalid_type", NULL, "the request's body is no JSON object");
-    json_object_del(r->doc, transfer); /* who pulls what from whom is told by us */
+    drop_transfers(r->doc);
     r->stream = json_is_true(json_object_get(r->doc, "stream"));
     int rc = run(r, p) == ANSWERED ? 0 : -1;
-    if (r->fetch.over) /* whole: the member is free before the client knows */
+    if (r->fetch.over && !serve_relay_streams(r)) /* the member is free before the client knows */
         put(r, false);
     return rc;
 }
@@ -315,18 +334,31 @@ int serve_relay_pass(struct serve_relay *r, const char *body, size_t n, struct s
     return p->status ? -1 : serve_refuse(p, 503, "no_member", NULL, "no decode server is up");
 }
 
-/* The member died or fell silent in the middle of a stream. Its last event was whole. */
+/* The stream's last event is there: [DONE], or the member's own error. */
+static bool says_end(const struct serve_text *t, size_t n)
+{
+    static const char *const ends[] = {"data: [DONE]", "data: {\"error\"", "data:[DONE]"};
+    for (size_t i = 0; n && i < sizeof ends / sizeof *ends; i++) {
+        const char *at = memmem(t->data, n, ends[i], strlen(ends[i]));
+        if (at && (at == t->data || at[-1] == '\n'))
+            return true;
+    }
+    return false;
+}
+
+/* The member died, fell silent or stopped in the middle of a stream. Its last event was whole. */
 static void tell_broken(struct serve_relay *r)
 {
     struct serve_problem p;
     struct serve_fetch *f = &r->fetch;
     serve_refuse(&p, 502, "upstream_lost", NULL, "decode server %s: %s", r->member->url,
-                 r->proxy->curl.easy_strerror(f->result));
+                 f->result ? r->proxy->curl.easy_strerror(f->result)
+                           : "its stream stopped before its end");
     f->in.n = 0;
     if (serve_answer_error(&p, &f->in))
         r->gone = true; /* then the connection is cut instead */
     f->result = CURLE_OK;
-    r->broken = true;
+    r->broken = r->ended = true;
 }
 
 ssize_t serve_relay_read(struct serve_relay *r, char *buf, size_t max)
@@ -334,14 +366,15 @@ ssize_t serve_relay_read(struct serve_relay *r, char *buf, size_t max)
     struct serve_fetch *f = &r->fetch;
     while (!r->gone) {
         size_t n = whole_events(&f->in);
-        if (n == 0 && f->over && f->result)
+        r->ended |= says_end(&f->in, n);
+        if (n == 0 && f->over && !r->broken && (f->result || f->in.n || !r->ended))
             tell_broken(r);
         if (n == 0 && f->over)
             n = f->in.n;
-        if (f->over && !f->result)
-            put(r, r->broken);
         if (n > max)
             n = max;
+        if (f->over && !f->result && r->ended && n == f->in.n && r->member)
+            put(r, r->broken);
         if (n) {
             memcpy(buf, f->in.data, n);
             serve_text_drop(&f->in, n);
