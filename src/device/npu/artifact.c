@@ -259,7 +259,7 @@ static int read_head(const char *bytes, const char *what, const char **body, uin
     s = number(s, n_body);
     if (s && *s == ' ' && strcspn(s, "\n") == 65)
         memcpy(hex, s + 1, 64);
-    if (!base_unhex(hex, hash, 32) || s[65] != '\n')
+    if (!s || !base_unhex(hex, hash, 32) || s[65] != '\n')
         return base_fail(e, BATON_ERR_INPUT, "%.100s: its first line is not an artifact's", what);
     *body = s + 66;
     return 0;
