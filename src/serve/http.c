@@ -45,6 +45,28 @@ void serve_http_describe(struct MHD_Response *r, const char *type)
     MHD_add_response_header(r, "Cache-Control", "no-cache");
 }
 
+bool serve_http_fits(const char *length, struct serve_problem *p)
+{
+    if (!length || strtoull(length, NULL, 10) <= SERVE_MAX_BODY)
+        return true;
+    serve_refuse(p, 413, "request_too_large", NULL,
+                 "the request's body has %.20s bytes, at most %u are read", length, SERVE_MAX_BODY);
+    return false;
+}
+
+bool serve_http_take(struct serve_text *body, size_t *came, const char *data, size_t n,
+                     struct serve_problem *p)
+{
+    *came += n;
+    if (*came > SERVE_MAX_BODY && !p->status)
+        serve_refuse(p, 413, "request_too_large", NULL,
+                     "the request's body is larger than %u bytes", SERVE_MAX_BODY);
+    if (!p->status)
+        return serve_text_put(body, data, n) == 0;
+    serve_text_free(body);
+    return *came <= 2 * (size_t)SERVE_MAX_BODY;
+}
+
 /* Takes the text over. */
 static enum MHD_Result reply(struct MHD_Connection *c, int status, const char *type,
                              struct serve_text *body)
@@ -241,28 +263,7 @@ static enum MHD_Result begin_call(struct serve *s, struct MHD_Connection *c, con
     serve_call_headers(call, MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Prefer"),
                        MHD_lookup_connection_value(c, MHD_HEADER_KIND, "X-Request-Id"));
     const char *length = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");
-    if (length && strtoull(length, NULL, 10) > SERVE_MAX_BODY) {
-        serve_refuse(&call->problem, 413, "request_too_large", NULL,
-                     "the request's body has %.20s bytes, at most %u are read", length,
-                     SERVE_MAX_BODY);
-        return reply_problem(c, &call->problem);
-    }
-    return MHD_YES;
-}
-
-/* What was refused already is read to its end, so that the client gets to read why; without an end
- * it is cut off. */
-static enum MHD_Result take_body(struct serve_call *call, const char *data, size_t n)
-{
-    call->n_body += n;
-    if (call->n_body > SERVE_MAX_BODY && !call->problem.status)
-        serve_refuse(&call->problem, 413, "request_too_large", NULL,
-                     "the request's body is larger than %u bytes", SERVE_MAX_BODY);
-    if (call->problem.status) {
-        serve_text_free(&call->body);
-        return call->n_body > 2 * (size_t)SERVE_MAX_BODY ? MHD_NO : MHD_YES;
-    }
-    return serve_text_put(&call->body, data, n) ? MHD_NO : MHD_YES;
+    return serve_http_fits(length, &call->problem) ? MHD_YES : reply_problem(c, &call->problem);
 }
 
 static enum MHD_Result handle(void *serve, struct MHD_Connection *c, const char *url,
@@ -274,9 +275,9 @@ static enum MHD_Result handle(void *serve, struct MHD_Connection *c, const char 
     if (!call)
         return begin_call(serve, c, url, method, state);
     if (*n_data) {
-        enum MHD_Result go_on = take_body(call, data, *n_data);
+        bool go_on = serve_http_take(&call->body, &call->n_body, data, *n_data, &call->problem);
         *n_data = 0;
-        return go_on;
+        return go_on ? MHD_YES : MHD_NO;
     }
     return call->job ? answer_job(c, call->job) : dispatch(call, c);
 }

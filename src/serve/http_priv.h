@@ -28,6 +28,13 @@ struct serve_call {
 struct MHD_Response;
 /* The headers that belong to a content type: the page's say what it may load. */
 void serve_http_describe(struct MHD_Response *r, const char *type);
+/* Whether a body of this Content-Length (NULL: not said) is read; else p says why not. */
+bool serve_http_fits(const char *length, struct serve_problem *p);
+/* Take n more bytes of a body, of which *came came before. One that was refused (p->status) is read
+ * to its end, so that the client gets to read why. False: cut the connection off, since it has no
+ * end or there is no memory. */
+bool serve_http_take(struct serve_text *body, size_t *came, const char *data, size_t n,
+                     struct serve_problem *p);
 /* Which route; problem is set where there is none, where the method or the key is wrong, and while
  * nothing can be answered. authorization may be NULL. */
 void serve_call_route(struct serve_call *c, const char *path, const char *method,

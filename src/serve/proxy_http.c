@@ -233,26 +233,9 @@ static enum MHD_Result begin_call(struct serve_proxy *p, struct MHD_Connection *
     atomic_fetch_add(&p->open, 1);
     find_route(call, path, method);
     const char *length = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");
-    if (!length || strtoull(length, NULL, 10) <= SERVE_MAX_BODY)
-        return MHD_YES;
-    serve_refuse(&call->problem, 413, "request_too_large", NULL,
-                 "the request's body has %.20s bytes, at most %u are read", length, SERVE_MAX_BODY);
-    return reply_json(call, 413, serve_problem_json(&call->problem));
-}
-
-/* What was refused already is read to its end, so that the client gets to read why; without an end
- * it is cut off. */
-static enum MHD_Result take_body(struct call *call, const char *data, size_t n)
-{
-    call->n_body += n;
-    if (call->n_body > SERVE_MAX_BODY && !call->problem.status)
-        serve_refuse(&call->problem, 413, "request_too_large", NULL,
-                     "the request's body is larger than %u bytes", SERVE_MAX_BODY);
-    if (call->problem.status) {
-        serve_text_free(&call->body);
-        return call->n_body > 2 * (size_t)SERVE_MAX_BODY ? MHD_NO : MHD_YES;
-    }
-    return serve_text_put(&call->body, data, n) ? MHD_NO : MHD_YES;
+    return serve_http_fits(length, &call->problem)
+               ? MHD_YES
+               : reply_json(call, 413, serve_problem_json(&call->problem));
 }
 
 static enum MHD_Result handle(void *proxy, struct MHD_Connection *c, const char *url,
@@ -264,9 +247,9 @@ static enum MHD_Result handle(void *proxy, struct MHD_Connection *c, const char 
     if (!call)
         return begin_call(proxy, c, url, method, state);
     if (*n_data) {
-        enum MHD_Result go_on = take_body(call, data, *n_data);
+        bool go_on = serve_http_take(&call->body, &call->n_body, data, *n_data, &call->problem);
         *n_data = 0;
-        return go_on;
+        return go_on ? MHD_YES : MHD_NO;
     }
     return dispatch(call);
 }

@@ -18,7 +18,7 @@ USER = "quokkaherder"
 # No secret of anybody: put together here, so that this file holds none to be found.
 PLANTED = {
     "path": ["/home" + "/quux/models/x.json", "/root" + "/y", "/tmp" + "/z.sock", "C:" + "\\Users\\quux",
-             "/work" + "/a/b"],
+             "/data" + "/a/b"],
     "user": ["quux" + "@wombat.org"],
     "host": ["10.1" + ".2.3", "172.16" + ".9.200", "fd00:1:2" + "::17", "52:54:00" + ":12:34:56",
              "box7.lab" + ".internal"],
@@ -28,7 +28,7 @@ PLANTED = {
     "name": [USER],
 }
 CLEAN = """127.0.0.1 0.0.0.0 ::1 192.0.2.7 203.0.113.9 2001:db8::1 12:30:59 [::2] a::b version 1.2.3 1.2.3.4.5
-x/home/y $HOME/models ../work/x token = next_token(1234567890123456) user@example.com quokkaherders https://a/opt
+x/home/y $HOME/models ../data/x token = next_token(1234567890123456) user@example.com quokkaherders https://a/opt
 sha256:0123456789abcdef MODEL EVIDENCE /v1/completions std::string::npos 2026-01-02T03:04:05Z
 """
 

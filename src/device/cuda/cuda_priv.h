@@ -37,7 +37,7 @@ int device_cuda_check(cudaError_t rc, const char *what, struct baton_error *e);
 struct cuda_device {
     struct device base;
     int card;
-    uint32_t n_sms;
+    struct cuda_card limits;
     bool overlap; /* programmatic launches: sm_90 and later */
     cudaStream_t compute, copy;
     struct device_cuda_matmul *matmul; /* opened with the first program */

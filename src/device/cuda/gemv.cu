@@ -14,7 +14,8 @@
 #define UNITS 2 /* of 32 k in a step */
 /* Bytes of shared memory of which no two fit on a multiprocessor, and that fit beside attention. */
 #define HALF_SM 107500u
-#define MAX_COPY 81920u /* bytes of rows that are worth a copy in shared memory */
+#define STATIC_BYTES 8704u /* of shared memory, at most, besides the rings and the rows */
+#define MAX_COPY 81920u    /* bytes of rows that are worth a copy in shared memory */
 
 enum norm { PLAIN, NORM, SUM_NORM };
 
@@ -342,10 +343,10 @@ static __global__ void __launch_bounds__(32 * WARPS, 2)
  * with room for two, blocks of one kernel came to lie on the same one while others were idle
  * (Qwen3-4B: 2.9 ms a step, 2.6 so). */
 template <int HALVES, int N, bool GATE>
-static cudaError_t run(struct cuda_where at, const struct cuda_gemv *g, uint32_t n_sms)
+static cudaError_t run(struct cuda_where at, const struct cuda_gemv *g, struct cuda_card card)
 {
     constexpr uint32_t SLOT = 512 * HALVES * UNITS, OUTS = tile_outputs(HALVES, GATE);
-    uint32_t blocks = g->m < n_sms ? g->m : n_sms;
+    uint32_t blocks = g->m < card.n_sms ? g->m : card.n_sms;
     uint32_t tiles = ((g->m + blocks - 1) / blocks + OUTS - 1) / OUTS;
     size_t rows = (size_t)g->rows * (g->k + 32) * 2;
     struct cut c = {.slice = ((g->k + 31) / 32 + WARPS - 1) / WARPS * 32,
@@ -354,9 +355,11 @@ static cudaError_t run(struct cuda_where at, const struct cuda_gemv *g, uint32_t
     bool whole = steps <= c.depth;
     if (whole)
         c.depth = steps;
-    c.copied = N == PLAIN && rows <= MAX_COPY && (g->rows == 1 || tiles > 1);
-    size_t shared = WARPS * c.depth * SLOT + (N != PLAIN || c.copied ? rows : 0);
-    if (!whole && shared < HALF_SM)
+    size_t rings = WARPS * c.depth * SLOT, most = card.block_bytes - STATIC_BYTES;
+    c.copied = N == PLAIN && rows <= MAX_COPY && rings + rows <= most &&
+               (g->rows == 1 || tiles > 1);
+    size_t shared = rings + (N != PLAIN || c.copied ? rows : 0);
+    if (!whole && shared < HALF_SM && HALF_SM <= most)
         shared = HALF_SM;
     return whole ? launch(at, gemv<HALVES, N, GATE, true>, blocks, 32 * WARPS, shared, *g, c)
                  : launch(at, gemv<HALVES, N, GATE, false>, blocks, 32 * WARPS, shared, *g, c);
@@ -365,18 +368,18 @@ static cudaError_t run(struct cuda_where at, const struct cuda_gemv *g, uint32_t
 /* Tiles of 8 where there are few outputs to a block, but not where a second tile would have only a
  * few. */
 template <int N>
-static cudaError_t choose(struct cuda_where at, const struct cuda_gemv *g, uint32_t n_sms)
+static cudaError_t choose(struct cuda_where at, const struct cuda_gemv *g, struct cuda_card card)
 {
-    uint32_t share = (g->m + n_sms - 1) / n_sms;
+    uint32_t share = (g->m + card.n_sms - 1) / card.n_sms;
     if (g->epilogue == CUDA_GATE)
-        return run<2, N, true>(at, g, n_sms);
-    return g->m >= 4096 || (share > 8 && share <= 16) ? run<2, N, false>(at, g, n_sms)
-                                                      : run<1, N, false>(at, g, n_sms);
+        return run<2, N, true>(at, g, card);
+    return g->m >= 4096 || (share > 8 && share <= 16) ? run<2, N, false>(at, g, card)
+                                                      : run<1, N, false>(at, g, card);
 }
 
-cudaError_t cuda_gemv(struct cuda_where at, const struct cuda_gemv *g, uint32_t n_sms)
+cudaError_t cuda_gemv(struct cuda_where at, const struct cuda_gemv *g, struct cuda_card card)
 {
     if (g->yf)
-        return choose<SUM_NORM>(at, g, n_sms);
-    return g->xf ? choose<NORM>(at, g, n_sms) : choose<PLAIN>(at, g, n_sms);
+        return choose<SUM_NORM>(at, g, card);
+    return g->xf ? choose<NORM>(at, g, card) : choose<PLAIN>(at, g, card);
 }

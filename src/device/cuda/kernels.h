@@ -105,6 +105,11 @@ enum cuda_epilogue {
     CUDA_ADD_F32 = 2, /* y += */
     CUDA_GATE = 3,    /* w holds gate [m, k] then up [m, k]: y = act(gate) * up, bf16 */
 };
+struct cuda_card {
+    uint32_t n_sms;
+    uint32_t block_bytes; /* shared memory that a block may have */
+};
+
 struct cuda_gemv {
     const cuda_bf16 *w; /* [m, k]; GATE: [2m, k] */
     const cuda_bf16 *x; /* [rows, k] with leading dimension ldx; NULL where xf is given */
@@ -121,7 +126,7 @@ struct cuda_gemv {
     int epilogue, act;
 };
 /* rows <= CUDA_DECODE_ROWS, k a multiple of 8. */
-cudaError_t cuda_gemv(struct cuda_where at, const struct cuda_gemv *g, uint32_t n_sms);
+cudaError_t cuda_gemv(struct cuda_where at, const struct cuda_gemv *g, struct cuda_card card);
 #define CUDA_GEMV_NORM_MAX_K 4096u /* widest row that is normed on the way */
 
 /* ---- attention ---------------------------------------------------------------------------- */

@@ -90,7 +90,7 @@ static void cuda_close(struct device *base)
 
 static int open_parts(struct cuda_device *d, struct baton_error *e)
 {
-    int n = 0, major = 0;
+    int n = 0, major = 0, block = 0;
     int rc = device_cuda_check(cudaSetDevice(d->card), "choosing the card", e);
     if (rc == 0)
         rc = device_cuda_check(cudaStreamCreateWithFlags(&d->compute, cudaStreamNonBlocking),
@@ -106,8 +106,12 @@ static int open_parts(struct cuda_device *d, struct baton_error *e)
             cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d->card),
             "attributes", e);
     if (rc == 0)
+        rc = device_cuda_check(
+            cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, d->card),
+            "attributes", e);
+    if (rc == 0)
         rc = device_cuda_check(cudaMallocHost(&d->bounce, BOUNCE_BYTES), "pinned memory", e);
-    d->n_sms = (uint32_t)n;
+    d->limits = (struct cuda_card){(uint32_t)n, (uint32_t)block};
     d->overlap = major >= 9;
     return rc;
 }

@@ -62,7 +62,7 @@ static int small_product(struct cuda_run *r, const struct cuda_step *s, struct b
         g.epilogue = CUDA_GATE;
         g.act = s->gate->act;
     }
-    return device_cuda_check(cuda_gemv(r->at, &g, r->d->n_sms), "a product", e);
+    return device_cuda_check(cuda_gemv(r->at, &g, r->d->limits), "a product", e);
 }
 
 static int product(struct cuda_run *r, const struct cuda_step *s, struct baton_error *e)
@@ -100,7 +100,7 @@ static int logits(struct cuda_run *r, const struct cuda_step *s, struct baton_er
     if (rows > CUDA_DECODE_ROWS)
         return device_cuda_matmul(r->d->matmul, r->at.stream, r->p->logits, vocab, true, false, g.x,
                                   g.ldx, g.w, rows, vocab, g.k, e);
-    return device_cuda_check(cuda_gemv(r->at, &g, r->d->n_sms), "logits", e);
+    return device_cuda_check(cuda_gemv(r->at, &g, r->d->limits), "logits", e);
 }
 
 /* ---- attention ---------------------------------------------------------------------------- */
